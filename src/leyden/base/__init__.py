@@ -1,0 +1,1 @@
+"""Layer 0: errors, logging, names, trees of tensors and files. Knows nothing of training."""

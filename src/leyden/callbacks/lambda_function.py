@@ -1,0 +1,5 @@
+"""Another name of `leyden.callbacks.small`, for code that imports Lightning's module path."""
+
+from leyden.callbacks.small import LambdaCallback
+
+__all__ = ["LambdaCallback"]

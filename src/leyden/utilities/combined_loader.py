@@ -1,0 +1,5 @@
+"""Several loaders as one."""
+
+from leyden.loops.combined import CombinedLoader
+
+__all__ = ["CombinedLoader"]

@@ -1,0 +1,8 @@
+"""Makes this folder importable as the package ``differential`` in every import mode of pytest."""
+
+import sys
+from pathlib import Path
+
+TESTS = str(Path(__file__).resolve().parent.parent)
+if TESTS not in sys.path:
+    sys.path.insert(0, TESTS)
