@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from leyden.core.callback import Callback, Checkpoint
@@ -14,7 +14,7 @@ from leyden.strategies.base import Strategy
 if TYPE_CHECKING:
     from leyden.trainer.trainer import Trainer
 
-__all__ = ["Calls", "compile_calls", "module_overrides", "profiled_step", "profiler_spans"]
+__all__ = ["Calls", "compile_calls", "module_overrides", "profiled_reads", "profiled_step", "profiler_spans"]
 
 # Compiled hooks: those that the loops only notify. The rest (setup, saving, exceptions, replacing hooks) are rare or
 # have rules of their own, and are called by name where they belong.
@@ -122,3 +122,22 @@ def profiled_step(trainer: Trainer, name: str) -> Callable:
     """The strategy's callable for ``training_step`` and its like, in a profiler span where a profiler is on."""
     strategy = trainer.strategy
     return profiler_spans(trainer)(f"[Strategy]{type(strategy).__name__}.{name}", strategy.step_callable(name))
+
+
+def profiled_reads(trainer: Trainer, name: str, batches: Iterable) -> Iterable:
+    """The same batches, the wait for each in a profiler span where a profiler is on."""
+    profiler = trainer.active_profiler
+    if profiler is None:
+        return batches
+
+    def timed() -> Iterator:
+        iterator = iter(batches)
+        end = object()
+        while True:
+            with profiler.profile(name):
+                item = next(iterator, end)
+            if item is end:
+                return
+            yield item
+
+    return timed()

@@ -11,10 +11,9 @@ from torch import Tensor
 from leyden.base.errors import SIGTERMException
 from leyden.base.states import RunningStage
 from leyden.base.tree import to_scalars
-from leyden.loops.calls import module_overrides, profiled_step
+from leyden.loops.calls import module_overrides, profiled_reads, profiled_step
 from leyden.loops.emit import emit
 from leyden.loops.loading import LoadedData, batch_transfer, load_data
-from leyden.loops.metrics import BarebonesLog, MetricLog
 from leyden.loops.optimize import takes_batch_idx
 from leyden.loops.progress import Count, CountView
 from leyden.loops.results import print_results
@@ -53,7 +52,6 @@ class EvaluationLoop:
         self.is_last_batch = False
         self._stage = stage
         self._word = "test" if stage is RunningStage.TESTING else "validation"
-        self._metrics: MetricLog | BarebonesLog | None = None
         self._reloaded_at = -1  # epoch
         self._seen: list[int] = []  # batches per loader over all runs: the x-axis of step values
         self._several = False
@@ -116,7 +114,7 @@ class EvaluationLoop:
     def _run(self) -> list[dict[str, float]]:
         trainer, data, word = self.trainer, self.data, self._word
         assert data is not None
-        metrics = self._open_metrics()
+        metrics = trainer.metrics = trainer.new_metrics(training=False)
         calls = trainer.calls
         if self.in_fit:
             data.set_epoch(trainer.progress.epochs_processed)
@@ -166,7 +164,8 @@ class EvaluationLoop:
         last_loader = max((i for i, end in enumerate(ends) if end), default=0)
         outputs: list[dict[str, Tensor]] = []
 
-        for batch, index, loader in batches:
+        name = f"[_EvaluationLoop].{self._stage.dataloader_prefix}_next"
+        for batch, index, loader in profiled_reads(trainer, name, batches):
             if index >= ends[loader]:
                 break
             while len(outputs) < loader:
@@ -230,13 +229,6 @@ class EvaluationLoop:
             and trainer.strategy.reduce_boolean_decision(trainer.received_sigterm, all=False)
         ):
             raise SIGTERMException
-
-    def _open_metrics(self) -> Any:
-        trainer = self.trainer
-        if self._metrics is None or not self.in_fit:
-            self._metrics = trainer.new_metrics(training=False)
-        trainer.metrics = self._metrics
-        return self._metrics
 
     def _restore_modes(self, modes: ModuleModes) -> None:
         module, name = self.trainer.lightning_module, f"on_{self._word}_model_train"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from leyden.base.errors import PossibleUserWarning, SIGTERMException
 from leyden.base.log import rank_zero_info, rank_zero_warn, warn_once
 from leyden.base.states import RunningStage
-from leyden.loops.calls import profiler_spans
+from leyden.loops.calls import profiled_reads, profiler_spans
 from leyden.loops.emit import emit
 from leyden.loops.loading import Batches, LoadedData, batch_transfer, load_data
 from leyden.loops.optimize import AutomaticOptimization, ManualOptimization, takes_batch_idx
@@ -159,6 +159,7 @@ class FitLoop:
             return
         self._loaders_resumed = self.data.load_states(self._loader_states)
         self._loader_states = []
+        self.data.set_epoch(trainer.progress.epochs_processed)  # before loader workers begin to read ahead
         self._batches = Batches(self.data, trainer.comm)
         trainer.val_check_batch = None
         self._last_validation = time.monotonic()
@@ -213,7 +214,9 @@ class FitLoop:
         if not self._ready_for_batches(validation):
             return
 
-        for batch, is_last in self._take_batches():
+        for batch, is_last in profiled_reads(
+            trainer, "[_TrainingEpochLoop].train_dataloader_next", self._take_batches()
+        ):
             index = progress.batch
             last = is_last or index + 1 == max_batches
             update = (index + 1) % accumulate == 0 or (last and not delegated)
@@ -231,8 +234,9 @@ class FitLoop:
             else:
                 progress.batch_started = index + 1
                 outputs = run_batch((batch, index) if with_index else (batch,), index, update)
-                if "loss" in outputs:
-                    watch.add(outputs["loss"])
+                loss = outputs.get("loss")
+                if loss is not None:
+                    watch.add(loss)
             progress.batch_trained(update)
             if update and schedulers.step:
                 schedulers.advance(schedulers.step, index)

@@ -271,7 +271,7 @@ class ManualOptimization:
             return {"loss": output.detach()}
         if isinstance(output, Mapping):
             loss = output.get("loss")
-            return dict(output) if loss is None else {**output, "loss": loss.detach()}
+            return {**output, "loss": loss.detach()} if torch.is_tensor(loss) else dict(output)
         raise MisconfigurationException(
             f"{type(self._module).__name__}.training_step returned {type(output).__name__}; with manual optimization "
             "return a tensor, a dict or None"

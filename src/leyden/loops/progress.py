@@ -47,7 +47,7 @@ class Progress:
     val_done: bool = False  # the validation that was due after the last trained batch has run
 
     def start_epoch(self) -> None:
-        self.epochs_started += 1
+        self.epochs_started = self.epochs_processed + 1  # not += 1: a fit before may have failed inside its epoch
         self.batch_ready = self.batch_started = self.batch = self.batch_completed = 0
         self.val_done = False
 

@@ -37,7 +37,7 @@ class LossWatch:
         self._first_batch = batch
 
     def add(self, loss: Tensor) -> None:
-        """Keeps the (detached, one-element) loss of the next batch."""
+        """Keeps the (detached) loss of the next batch."""
         self._losses.append(loss)
         if len(self._losses) >= self.LOOK_EVERY:
             self.look()
@@ -48,12 +48,12 @@ class LossWatch:
         first, self._first_batch = self._first_batch, self._first_batch + len(losses)
         if self._warned or not losses:
             return
-        bad = (~torch.isfinite(torch.stack([loss.reshape(()) for loss in losses]))).nonzero()
+        bad = (~torch.isfinite(torch.stack([loss.sum() for loss in losses]))).nonzero()
         if len(bad) == 0:
             return
         self._warned = True
         position = int(bad[0])
-        value = float(losses[position])
+        value = float(losses[position].sum())
         rank_zero_warn(
             f"the training loss of epoch {self._epoch}, batch {first + position} is {value}; {len(bad)} of the last "
             f"{len(losses)} losses are not finite. Try: a lower learning rate; Trainer(gradient_clip_val=1.0); a look "

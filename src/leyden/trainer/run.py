@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from leyden.base.errors import MisconfigurationException, PossibleUserWarning
+from leyden.base.errors import MisconfigurationException, PossibleUserWarning, SIGTERMException, raise_all
 from leyden.base.log import log, rank_zero_info, rank_zero_warn
 from leyden.base.seed import isolate_rng
 from leyden.base.states import RunningStage, TrainerFn, TrainerStatus
 from leyden.core.callback import Callback, Checkpoint
 from leyden.core.datamodule import LightningDataModule
 from leyden.core.hooks import check_removed_hooks, is_overridden, refuse_foreign
+from leyden.dist.comm import NoComm
 from leyden.loops.calls import module_overrides
 from leyden.loops.data import DataSource
 from leyden.trainer import checkpointing
@@ -25,6 +27,7 @@ from leyden.trainer.parse import as_list, loop_limits
 
 if TYPE_CHECKING:
     from leyden.core.module import LightningModule
+    from leyden.strategies.base import Strategy
     from leyden.trainer.trainer import Trainer
 
 __all__ = ["attach", "call_and_handle_interrupt", "order_callbacks", "run"]
@@ -57,26 +60,32 @@ def call_and_handle_interrupt(trainer: Trainer, fn: Callable, *args: Any) -> Any
 
 
 def _interrupt(trainer: Trainer, error: BaseException) -> None:
-    """Order: callbacks, datamodule, strategy, loggers, then the trainer's own teardown."""
+    """Order: callbacks, datamodule, strategy, loggers, then the trainer's own teardown.
+
+    Nothing that fails here hides the error, or keeps what comes after from being told.
+    """
     trainer.state.status = TrainerStatus.INTERRUPTED
-    module, datamodule = trainer.lightning_module, trainer.datamodule
-    told = [partial(callback.on_exception, trainer, module, error) for callback in trainer.callbacks]
-    told += [partial(datamodule.on_exception, error)] if datamodule is not None else []
-    told += [partial(trainer.strategy.on_exception, error)]
-    told += [partial(logger.finalize, "failed") for logger in trainer.loggers]
-    with nullcontext() if isinstance(error, SIGTERMException) else _alone(trainer.strategy):
-        for tell in (*told, partial(_teardown, trainer)):
+    module = trainer.lightning_module
+    steps: list[Callable[[], Any]] = [partial(c.on_exception, trainer, module, error) for c in trainer.callbacks]
+    if trainer.datamodule is not None:
+        steps.append(partial(trainer.datamodule.on_exception, error))
+    steps.append(partial(trainer.strategy.on_exception, error))
+    steps += [partial(logger.finalize, "failed") for logger in trainer.loggers]
+    steps.append(partial(_teardown, trainer))
+    # SIGTERM was agreed on, all ranks are here. After anything else the others may be gone, or wait for a gradient.
+    together = isinstance(error, SIGTERMException)
+    with nullcontext() if together else _alone(trainer.strategy):
+        for step in steps:
             try:
-                tell()
+                step()
             except Exception:
-                # Whoever fails now must neither hide the first error nor keep the others from closing.
-                log.exception("while the run was ended because of %s, this failed as well:", type(error).__name__)
+                log.exception("while the run ended because of %s, this failed too:", type(error).__name__)
     trainer.state.stage = None
 
 
 @contextmanager
 def _alone(strategy: Strategy) -> Iterator[None]:
-    """Context in which this process asks no other: an error on one rank finds the others elsewhere, or gone."""
+    """Inside, this rank waits for no other: barriers and broadcasts do nothing."""
     comm, strategy.comm = strategy.comm, NoComm()
     try:
         yield
@@ -254,22 +263,38 @@ def _check_module(trainer: Trainer, module: LightningModule) -> None:
     elif fn is TrainerFn.PREDICTING:
         if not (module_overrides("predict_step", module) or module_overrides("forward", module)):
             raise MisconfigurationException(f"{name} has no `forward` and no `predict_step`: trainer.predict needs one")
+        if not trainer.sources["predict"].is_defined():
+            raise MisconfigurationException(_no_data(name, "predict"))
     else:
         step = "test_step" if fn is TrainerFn.TESTING else "validation_step"
+        problems = []
         if not module_overrides(step, module):
-            raise MisconfigurationException(f"{name} has no `{step}`: define it to use trainer.{fn}")
+            problems.append(f"{name} defines no `{step}()` method, which trainer.{fn} needs")
+        stage = "test" if fn is TrainerFn.TESTING else "val"
+        if not trainer.sources[stage].is_defined():
+            problems.append(_no_data(name, stage))
+        raise_all(problems, f"trainer.{fn}")
     if module_overrides("configure_model", module) and module_overrides("configure_sharded_model", module):
         raise RuntimeError(f"{name} defines `configure_model` and `configure_sharded_model`: keep the former only")
 
 
+def _no_data(name: str, stage: str) -> str:
+    return (
+        f"there is no `{stage}_dataloader`: pass loaders to the call, or a datamodule, or define "
+        f"`def {stage}_dataloader(self)` in {name}"
+    )
+
+
 def _check_fit(trainer: Trainer, module: LightningModule) -> None:
     name = type(module).__name__
-    missing = [m for m in ("training_step", "configure_optimizers") if not module_overrides(m, module)]
-    if missing:
-        raise MisconfigurationException(
-            f"{name} has no {' and no '.join(f'`{m}()`' for m in missing)} method: trainer.fit needs `training_step`, "
-            "`configure_optimizers` and training data"
-        )
+    problems = [
+        f"{name} defines no `{method}()` method, which trainer.fit needs"
+        for method in ("training_step", "configure_optimizers")
+        if not module_overrides(method, module)
+    ]
+    if not trainer.sources["train"].is_defined() and trainer.limit_train_batches != 0:
+        problems.append(_no_data(name, "train"))
+    raise_all(problems, "trainer.fit")
     has_loader = trainer.sources["val"].is_defined()
     has_step = module_overrides("validation_step", module)
     if has_loader and not has_step:
