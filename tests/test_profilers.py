@@ -121,10 +121,10 @@ def test_simple_durations():
 def test_simple_misuse():
     profiler = SimpleProfiler()
     profiler.start("a")
-    with pytest.raises(ValueError, match="a which has already started"):
+    with pytest.raises(ValueError, match=r"start\('a'\) again"):
         profiler.start("a")
     profiler.stop("a")
-    with pytest.raises(ValueError, match=r"\(a\) which was never started"):
+    with pytest.raises(ValueError, match=r"stop\('a'\) without a start"):
         profiler.stop("a")
 
 
@@ -145,7 +145,7 @@ def test_advanced_report_and_dump(tmp_path):
     import pstats
 
     assert pstats.Stats(str(tmp_path / "fit-adv-0-run_training_batch.prof")).total_calls > 0
-    with pytest.raises(ValueError, match="never started"):
+    with pytest.raises(ValueError, match="without a start"):
         profiler.stop("unknown")
     profiler.dirpath = None
     with pytest.raises(MisconfigurationException, match="pass dirpath"):

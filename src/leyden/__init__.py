@@ -35,6 +35,7 @@ __getattr__, __dir__, _names = lazy_exports(
         "plugins",
         "profilers",
         "strategies",
+        "train",
         "trainer",
         "utilities",
     ),

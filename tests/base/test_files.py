@@ -166,6 +166,8 @@ def test_link_is_replaced_in_one_step(tmp_path):
         assert link.read_text() == name
     files.replace_link(str(link), str(link))
     assert link.read_text() == "two"
+    files.replace_link(f"file://{tmp_path / 'one'}", f"file://{link}")
+    assert link.read_text() == "one"
 
 
 def test_link_takes_the_place_of_a_folder_and_a_file(tmp_path):

@@ -55,7 +55,7 @@ def test_bad_seeds(value: Any) -> None:
 
 
 def test_seed_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(UserWarning, match="No seed found, seed set to 0"):
+    with pytest.warns(UserWarning, match="without a seed takes 0"):
         assert seed_everything() == 0
     monkeypatch.setenv("PL_GLOBAL_SEED", "17")
     assert seed_everything(workers=True, verbose=False) == 17

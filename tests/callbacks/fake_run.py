@@ -25,6 +25,7 @@ class FakeTrainer:
         self.progress_bar_metrics, self.callback_metrics = {}, {}
         self.metric_reads = 0
         self.strategy = SimpleNamespace(
+            world_size=1,
             broadcast=lambda obj, src=0: obj,
             reduce_boolean_decision=lambda decision, all=True: decision,
             handles_gradient_accumulation=False,

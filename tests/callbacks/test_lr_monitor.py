@@ -103,6 +103,15 @@ def test_step_axis_and_due_steps_only():
     assert trainer.loggers[0].rows == [(4, {"lr-SGD": 0.1})]
 
 
+def test_a_scheduler_that_has_no_optimizer():
+    """One that the module steps itself: the rates are those of the optimizers, whoever sets them."""
+    trainer = scenario(two_sgd()[:1], [Config(object(), "step")])
+    callback = LearningRateMonitor()
+    callback.on_train_start(trainer, None)
+    callback.on_train_epoch_start(trainer, None)
+    assert trainer.loggers[0].rows == [(0, {"lr-SGD": 0.1})]
+
+
 def test_prefix_and_tensor_rates():
     trainer = scenario([SGD([param()], lr=torch.tensor(0.5))])
     callback = LearningRateMonitor("epoch", log_key_prefix="opt/")

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from leyden.base.errors import MisconfigurationException
 from leyden.base.states import TrainerFn
 from leyden.callbacks import checkpoint_names as names
 from leyden.callbacks.checkpoint import ModelCheckpoint
-from leyden.callbacks.checkpoint_timing import SharedClock, validation_follows
+from leyden.callbacks.checkpoint_timing import validation_follows
 from leyden.callbacks.exception_checkpoint import OnExceptionCheckpoint
+from leyden.callbacks.shared_clock import SharedClock
 from leyden.checkpoint import io
 
 
@@ -176,7 +178,7 @@ def test_without_a_logger_it_is_in_the_root(tmp_path):
 def test_a_folder_with_something_in_it_is_warned_about(tmp_path):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "old.ckpt").write_text("")
-    with pytest.warns(UserWarning, match="exists and is not empty"):
+    with pytest.warns(UserWarning, match="already has files in it"):
         make(tmp_path)
 
 
@@ -205,6 +207,14 @@ def test_remote_folder(tmp_path):
     assert found == ["epoch=1-step=2.ckpt", "last.ckpt"]
     assert callback.best_model_path == "memory://mc-test/run/epoch=1-step=2.ckpt"
     assert io.load(callback.best_model_path)["step"] == 2
+    trainer.ckpt_path = callback.best_model_path  # a training that goes on from a file keeps it, as it does a local one
+    trainer.end_epoch()
+    assert callback.best_model_path == "memory://mc-test/run/epoch=2-step=3.ckpt"
+    assert files.exists(trainer.ckpt_path)
+    callback.best_model_path = elsewhere = "memory://mc-test/runs/other.ckpt"
+    io.save({"state_dict": {}}, elsewhere)
+    trainer.end_epoch()
+    assert files.exists(elsewhere), "a file outside of dirpath is not this callback's to remove"
     fsspec.filesystem("memory").rm("/mc-test", recursive=True)
 
 
@@ -420,19 +430,31 @@ class SharedStrategy:
         return value
 
 
-def test_the_shared_clock_is_rarely_asked_and_never_much_late():
+def due_after(seconds: float, pace: Callable[[float], float]) -> tuple[list[float], int]:
+    """When a clock of 100 seconds is due within ``seconds``, and how often rank 0 was asked."""
     now = [0.0]
     strategy = SharedStrategy()
     clock = SharedClock(100.0, strategy, lambda: now[0])
     due_at = []
-    for _ in range(10_000):
-        now[0] += 0.1
+    while now[0] < seconds:
+        now[0] += pace(now[0])
         if clock.due():
             due_at.append(now[0])
-    assert len(due_at) >= 9
+    return due_at, len(strategy.answers)
+
+
+def test_the_shared_clock_is_rarely_asked_and_never_much_late():
+    due_at, questions = due_after(1000, lambda now: 0.01)
     gaps = [b - a for a, b in zip([0.0, *due_at], due_at, strict=False)]
-    assert all(100 <= gap < 101 for gap in gaps)
-    assert len(strategy.answers) < 15 * len(due_at) + 15
+    assert len(gaps) == 9
+    assert all(99.9 <= gap < 100.1 for gap in gaps)
+    assert questions < 2000  # of 100,000 batches
+
+
+@pytest.mark.parametrize("quick", [0.0, 10.0])
+def test_the_shared_clock_is_not_much_late_when_batches_become_slow(quick):
+    due_at, _ = due_after(1000, lambda now: 0.001 if now <= quick else 0.5)
+    assert 100 <= due_at[0] < 100 + 0.5 * SharedClock.MOST_BATCHES_BETWEEN_ANSWERS
 
 
 def test_all_ranks_follow_rank_zero():
@@ -567,7 +589,7 @@ def test_in_another_folder_only_the_best_path_is_taken_over(tmp_path):
     callback, trainer = make(tmp_path, monitor="loss")
     trainer.end_epoch(loss=1.0)
     other, _ = make(tmp_path, monitor="loss", dirpath=tmp_path / "elsewhere")
-    with pytest.warns(UserWarning, match="dirpath has changed"):
+    with pytest.warns(UserWarning, match="only `best_model_path` is taken over"):
         other.load_state_dict(callback.state_dict())
     assert other.best_model_path == callback.best_model_path
     assert other.best_k_models == {}

@@ -62,7 +62,7 @@ def test_defaults() -> None:
     assert data.state_dict() == {}
     assert data.load_state_dict({}) is None  # type: ignore[func-returns-value]
     assert data.setup("fit") is None  # type: ignore[func-returns-value]
-    with pytest.raises(MisconfigurationException, match=r"`train_dataloader` must be implemented.*LightningDataModule"):
+    with pytest.raises(MisconfigurationException, match=r"LightningDataModule has no `train_dataloader`"):
         data.train_dataloader()
 
 

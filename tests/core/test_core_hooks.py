@@ -61,7 +61,7 @@ def test_log_levels() -> None:
         log_levels("on_train_epoch_end", True, None)
     with pytest.raises(MisconfigurationException, match=r"on_epoch=False.*inside `on_validation_start`"):
         log_levels("on_validation_start", None, False)
-    with pytest.raises(MisconfigurationException, match=r"You can't `self.log\(\)` inside `on_fit_start`"):
+    with pytest.raises(MisconfigurationException, match=r"`self.log` does not work inside `on_fit_start`"):
         log_levels("on_fit_start", None, None)
     with pytest.raises(MisconfigurationException, match="did you mean 'training_step'"):
         log_levels("trainning_step", None, None)

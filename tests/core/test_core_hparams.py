@@ -172,7 +172,7 @@ def test_modules_warn_and_stay_out_of_the_state_dict() -> None:
             super().__init__()
             self.save_hyperparameters()
 
-    with pytest.warns(UserWarning, match=r"'backbone' is an instance of `nn.Module`.*ignore=\['backbone'\]"):
+    with pytest.warns(UserWarning, match=r"'backbone' is an nn.Module.*ignore=\['backbone'\]"):
         net = Wrapper(nn.Linear(1, 1))
     assert net.state_dict() == {}
     assert list(net.children()) == []

@@ -90,13 +90,13 @@ def test_plateau() -> None:
     )
     assert config.monitor == "val_loss"
     for make in (lambda o: ([o], [plateau(o)]), lambda o: {"optimizer": o, "lr_scheduler": {"scheduler": plateau(o)}}):
-        with pytest.raises(MisconfigurationException, match=r'must include a monitor.*"monitor": "your_loss"'):
+        with pytest.raises(MisconfigurationException, match=r'ReduceLROnPlateau needs.*"monitor": "val_loss"'):
             configure_optimizers(Net(make))
 
 
 def test_none_trains_without_an_optimizer() -> None:
     for nothing in (None, [], ([], [])):
-        with pytest.warns(UserWarning, match="will run with no optimizer"):
+        with pytest.warns(UserWarning, match="this run optimizes nothing"):
             [optimizer], configs = configure_optimizers(Net(lambda o, nothing=nothing: nothing))
         assert isinstance(optimizer, NoOptimizer)
         assert configs == []
@@ -117,10 +117,10 @@ def test_none_trains_without_an_optimizer() -> None:
         (lambda o: (o, step(o)), r"returned \(SGD, StepLR\)"),
         (lambda o: {"lr_scheduler": step(o)}, '"optimizer" is NoneType'),
         (lambda o: [{"optimizer": 3}], '"optimizer" is int'),
-        (lambda o: ([o], [{"interval": "step"}]), 'must have the key "scheduler"'),
-        (lambda o: ([o], [{"scheduler": step(o), "interval": "batch"}]), "\"interval\".*is 'batch'"),
-        (lambda o: ([o], [{"scheduler": step(o), "frequency": 0}]), '"frequency".*is 0'),
-        (lambda o: ([o], [step(Adam([torch.zeros(1)]))]), r"`StepLR` belongs to a Adam that is not among \[SGD\]"),
+        (lambda o: ([o], [{"interval": "step"}]), 'lacks its key "scheduler"'),
+        (lambda o: ([o], [{"scheduler": step(o), "interval": "batch"}]), "\"interval\": 'batch'"),
+        (lambda o: ([o], [{"scheduler": step(o), "frequency": 0}]), '"frequency": 0'),
+        (lambda o: ([o], [step(Adam([torch.zeros(1)]))]), r"StepLR belongs to a Adam .* it returned \[SGD\]"),
     ],
 )
 def test_wrong_forms(make: Any, text: str) -> None:
@@ -148,21 +148,21 @@ def test_several_optimizers_need_manual_optimisation() -> None:
     class Old(Net):
         def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int) -> None: ...
 
-    with pytest.raises(RuntimeError, match="Remove the `optimizer_idx` argument"):
+    with pytest.raises(RuntimeError, match="`training_step` takes `optimizer_idx`"):
         configure_optimizers(Old(lambda o: o))
 
 
 def test_unknown_keys_warn() -> None:
-    with pytest.warns(RuntimeWarning, match=r"optimizer configuration: \['lr'\]"):
+    with pytest.warns(RuntimeWarning, match=r"a dict with the keys \['lr'\]"):
         configure_optimizers(Net(lambda o: {"optimizer": o, "lr": 1}))
-    with pytest.warns(RuntimeWarning, match=r"lr scheduler dict: \['foo'\]"):
+    with pytest.warns(RuntimeWarning, match=r"a scheduler dict with the keys \['foo'\]"):
         configure_optimizers(Net(lambda o: ([o], [{"scheduler": step(o), "foo": 1}])))
-    with pytest.warns(RuntimeWarning, match="OneCycleLR.*'interval': 'step'"):
+    with pytest.warns(RuntimeWarning, match='OneCycleLR.*"interval": "step"'):
         configure_optimizers(Net(lambda o: ([o], [{"scheduler": OneCycleLR(o, 1, 3)}])))
 
 
 def test_manual_optimisation_ignores_what_it_has_no_use_for() -> None:
-    with pytest.warns(RuntimeWarning, match=r"\['monitor', 'strict'\], which are ignored"):
+    with pytest.warns(RuntimeWarning, match=r"\['monitor', 'strict'\] of a scheduler dict are ignored"):
         _, [config] = configure_optimizers(
             Net(lambda o: ([o], [{"scheduler": plateau(o), "monitor": "x", "strict": True}]), automatic=False)
         )
@@ -179,14 +179,14 @@ class OtherScheduler:
 
 
 def test_schedulers_that_are_not_of_torch() -> None:
-    with pytest.raises(MisconfigurationException, match=r"OtherScheduler.*Override `LightningModule.lr_scheduler_step"):
+    with pytest.raises(MisconfigurationException, match=r"OtherScheduler.*override `lr_scheduler_step"):
         configure_optimizers(Net(lambda o: ([o], [OtherScheduler(o)])))
 
     class Stepping(Net):
         def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None: ...
 
     assert len(configure_optimizers(Stepping(lambda o: ([o], [OtherScheduler(o)])))[1]) == 1
-    with pytest.raises(TypeError, match="`object` is invalid"):
+    with pytest.raises(TypeError, match="object can't be saved"):
         configure_optimizers(Net(lambda o: ([o], [object()])))
     chained = configure_optimizers(Net(lambda o: ([o], [SequentialLR(o, [step(o), step(o)], [1])])))[1]
     assert type(chained[0].scheduler) is SequentialLR
@@ -317,11 +317,11 @@ def test_grad_clipping() -> None:
     assert grad_clipping(None, None, 0.5, "value") == (0.5, "value")
     assert grad_clipping(2, "NORM", None, None) == (2, "norm")
     assert grad_clipping(0.5, "value", 0.5, "value") == (0.5, "value")
-    with pytest.raises(MisconfigurationException, match=r"gradient_clip_val=0.5.*gradient_clip_val=1"):
+    with pytest.raises(MisconfigurationException, match=r"gradient_clip_val=1.*gradient_clip_val=0.5"):
         grad_clipping(1, None, 0.5, None)
-    with pytest.raises(MisconfigurationException, match=r"algorithm='value'.*algorithm='norm'"):
+    with pytest.raises(MisconfigurationException, match=r"algorithm='norm'.*algorithm='value'"):
         grad_clipping(None, "norm", None, "value")
-    with pytest.raises(MisconfigurationException, match=r"'other' is invalid.*'norm', 'value'"):
+    with pytest.raises(MisconfigurationException, match=r"='other' must be 'norm' or 'value'"):
         grad_clipping(1, "other", None, None)
-    with pytest.raises(TypeError, match=r"should be an int or a float. Got 'x'"):
+    with pytest.raises(TypeError, match=r"gradient_clip_val='x' must be a number"):
         grad_clipping("x", None, None, None)

@@ -37,8 +37,8 @@ _EXACT_POSITION = (
 )
 
 _COUNTERS = (
-    "Files hold the counters that a resume needs; Lightning's of single optimizer and scheduler steps and of validation "
-    "batches, which it does not need to go on, are not kept."
+    "Files hold the counters that a resume needs; Lightning's of single optimizer and scheduler steps and of "
+    "validation batches, which it does not need to go on, are not kept."
 )
 _TRAINED = (
     "A file written while a batch is in hand counts the batches that were trained on; Lightning also the one in hand."
@@ -54,6 +54,11 @@ _DEFERRED = (
 DIFFERENCES: tuple[Difference, ...] = (
     Difference("*", "*/stopping_reason_message", "The texts are our own."),
     Difference("*", "*/fit_loop/state_dict/<root>_position", "A checkpoint says where training goes on, to the batch."),
+    Difference(
+        "*",
+        "*/fit_loop/state_dict/<root>_metrics*",
+        "A checkpoint holds `callback_metrics`, so that a resumed run can step its plateau schedulers as if unbroken.",
+    ),
     # `test_files_both_ways.py` proves that both of these end with the weights of the unbroken run.
     *_several(
         "resume_mid_epoch_plain_loader",
@@ -66,6 +71,11 @@ DIFFERENCES: tuple[Difference, ...] = (
         "resume_at_last_batch",
         ("facts/last batch.resumed/*", "facts/last batch.csv/*", "facts/last batch.counters/epochs/*"),
         _AFTER_LAST_BATCH,
+    ),
+    Difference(
+        "resume_with_plateau",
+        "trace/*/epoch(*",
+        "A plateau step that was due when a checkpoint was written is made by the run that goes on from it.",
     ),
     # checkpoints
     *_several(

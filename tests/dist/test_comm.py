@@ -1,11 +1,13 @@
 import inspect
 import os
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from leyden.dist import comm as comm_module
 from leyden.dist.comm import Comm, NoComm, init_process_group
 from leyden.dist.env import DistInfo, LightningEnvironment, find_free_port
 from leyden.dist.launch import MultiProcessingLauncher
@@ -36,6 +38,16 @@ def test_one_process():
     assert comm.reduce_bool(True) is True
     assert comm.host_group is None
     comm.destroy()
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_exit_hands_the_gil_to_gloos_threads_and_leaves_the_group_only_after_a_good_run(monkeypatch, failed):
+    order = []
+    monkeypatch.setattr(comm_module, "destroy_process_group", lambda: order.append("destroy"))
+    monkeypatch.setattr(comm_module.time, "sleep", lambda seconds: order.append("sleep"))
+    monkeypatch.setattr(sys, "last_value", RuntimeError() if failed else None, raising=False)
+    comm_module._destroy_at_exit()
+    assert order == (["sleep"] if failed else ["destroy", "sleep"])
 
 
 def _collectives(port):

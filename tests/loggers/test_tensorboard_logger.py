@@ -174,7 +174,10 @@ def test_graph(tmp_path, recwarn):
         logger.log_graph(Net(None))
     with pytest.warns(UserWarning, match="is a list"):
         logger.log_graph(Net([1]))
-    for model, given in ((Net(torch.zeros(1, 3)), None), (torch.nn.Linear(3, 2), torch.zeros(1, 3))):
+    outer = Net(torch.zeros(1, 3))
+    outer.layer = Net(None)  # a module in a module: neither has a trainer
+    models = ((Net(torch.zeros(1, 3)), None), (outer, None), (torch.nn.Linear(3, 2), torch.zeros(1, 3)))
+    for model, given in models:
         logger.log_graph(model, given)
     logger.finalize("success")
     assert events(logger.log_dir).Tags()["graph"]

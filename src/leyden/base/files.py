@@ -132,10 +132,11 @@ def rm(path: PathLike) -> None:
 
 
 def replace_link(target: str, link: str) -> None:
-    """Puts a relative symbolic link to ``target`` at the local path ``link``; a copy where the system has no links.
+    """Puts a relative symbolic link to ``target`` at ``link``, both local; a copy where the system has no links.
 
     A file or link that is there is replaced in one step; a folder is removed first.
     """
+    target, link = local_path(target), local_path(link)
     if os.path.abspath(target) == os.path.abspath(link):
         return
     fresh = f"{link}.{uuid.uuid4().hex[:12]}{_UNFINISHED_SUFFIX}"

@@ -40,7 +40,7 @@ class _StderrHandler(logging.StreamHandler):
 
 log = logging.getLogger("leyden")
 if not log.handlers and not logging.getLogger().handlers:
-    # A message nobody sees helps nobody; as soon as the user configures logging, theirs is used.
+    # A message nobody sees helps nobody. Logging that was configured before this import is left as it is.
     _handler = _StderrHandler()
     _handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(_handler)

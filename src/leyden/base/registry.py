@@ -21,7 +21,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
-    return f"known: {', '.join(map(repr, names))}"
+    return f"known: {', '.join(map(repr, names)) or 'none'}"
 
 
 def lazy_exports(

@@ -52,7 +52,7 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         if inherited is None:
             seed = 0
             if verbose:
-                rank_zero_warn("No seed found, seed set to 0; pass one to seed_everything, or set PL_GLOBAL_SEED.")
+                rank_zero_warn("seed_everything() without a seed takes 0; pass one, or set PL_GLOBAL_SEED")
         else:
             try:
                 seed = int(inherited)

@@ -15,7 +15,8 @@ from leyden.base.errors import MisconfigurationException, raise_all
 from leyden.base.log import log, rank_zero_info, rank_zero_warn, warn_once
 from leyden.base.states import TrainerFn
 from leyden.callbacks.checkpoint_names import NamedCheckpoint
-from leyden.callbacks.checkpoint_timing import SharedClock, validation_follows
+from leyden.callbacks.checkpoint_timing import validation_follows
+from leyden.callbacks.shared_clock import SharedClock
 from leyden.checkpoint.retain import Entry, Mode, best, qualifies, rankable, retain, worst
 
 if TYPE_CHECKING:
@@ -174,7 +175,13 @@ class ModelCheckpoint(NamedCheckpoint):
             if swept:
                 log.info("removed %d unfinished checkpoints that an earlier run left in %s", len(swept), dirpath)
             if self.save_top_k != 0 and files.list_dir(dirpath):
-                rank_zero_warn(f"Checkpoint directory {dirpath} exists and is not empty.")
+                rank_zero_warn(f"ModelCheckpoint: the folder {dirpath} already has files in it")
+
+    @property
+    def _idle_hooks(self) -> frozenset[str]:
+        """See `Callback._idle_hooks`: without a trigger between batches there is nothing to do after one."""
+        untouched = type(self).on_train_batch_end is ModelCheckpoint.on_train_batch_end
+        return frozenset() if self._saves_between_batches or not untouched else frozenset({"on_train_batch_end"})
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if self._every_n_train_steps > 0:
@@ -247,8 +254,8 @@ class ModelCheckpoint(NamedCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
         if saved_dirpath != self.dirpath:
             warnings.warn(
-                f"The dirpath has changed from {saved_dirpath!r} to {self.dirpath!r}: of the checkpoint's record of "
-                "saved files only `best_model_path` is taken over",
+                f"ModelCheckpoint saves to {self.dirpath!r}, the resumed run saved to {saved_dirpath!r}: of that run's "
+                "record of saved files only `best_model_path` is taken over",
                 stacklevel=2,
             )
             return
@@ -338,8 +345,8 @@ class ModelCheckpoint(NamedCheckpoint):
             self._save_ranked(trainer, current, metrics)
         elif self.verbose:
             rank_zero_info(
-                f"Epoch {int(metrics['epoch'])}, global step {int(metrics['step'])}: {self.monitor!r} was not in top "
-                f"{self.save_top_k}"
+                f"epoch {int(metrics['epoch'])}, step {int(metrics['step'])}: {self.monitor}={float(current):.5f} is "
+                f"not among the {self.save_top_k} best, nothing is saved"
             )
 
     def _save_newest(self, trainer: "Trainer", metrics: dict[str, Tensor]) -> None:
@@ -375,8 +382,8 @@ class ModelCheckpoint(NamedCheckpoint):
             changes["kth_value"] = models[changes["kth_best_model_path"]]
         if self.verbose:
             rank_zero_info(
-                f"Epoch {int(metrics['epoch'])}, global step {int(metrics['step'])}: {self.monitor!r} reached "
-                f"{float(score):0.5f} (best {float(models[top]):0.5f}), saving model to {path!r} as top {k}"
+                f"epoch {int(metrics['epoch'])}, step {int(metrics['step'])}: {self.monitor}={float(score):.5f} is "
+                f"among the {k} best (the best is {float(models[top]):.5f}); saving to {path!r}"
             )
         self._save_checkpoint(trainer, path, **changes)
         for each in drop:

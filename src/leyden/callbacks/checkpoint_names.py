@@ -183,11 +183,13 @@ class NamedCheckpoint(Checkpoint):
 
     def _should_remove_checkpoint(self, trainer: "Trainer", previous: str, current: str) -> bool:
         """Not when it was overwritten, is outside ``dirpath``, or is the file that training was resumed from."""
-        if previous == current:
+        resumed_from = None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+        if previous in (current, resumed_from):
             return False
+        folder = self.dirpath or ""
         if not files.is_local(previous):
-            return True
+            return previous.startswith(folder.rstrip("/") + "/")
         old = Path(files.local_path(previous)).absolute()
-        if trainer.ckpt_path is not None and old == Path(files.local_path(trainer.ckpt_path)).absolute():
+        if resumed_from is not None and old == Path(files.local_path(resumed_from)).absolute():
             return False
-        return Path(files.local_path(self.dirpath or "")).absolute() in old.parents
+        return Path(files.local_path(folder)).absolute() in old.parents

@@ -143,7 +143,9 @@ class LearningRateMonitor(Callback):
         seen: Counter[type[Optimizer]] = Counter()
         watched: list[_Watched] = []
         for config in trainer.lr_scheduler_configs:
-            optimizer = config.scheduler.optimizer
+            optimizer = getattr(config.scheduler, "optimizer", None)
+            if optimizer is None:  # a scheduler of another kind; its optimizer is among those below
+                continue
             names = _names(optimizer, config.name, seen)
             watched.append(_Watched(optimizer, config.interval, names))
         scheduled = {id(one.optimizer) for one in watched}

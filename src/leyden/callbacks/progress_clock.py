@@ -318,6 +318,9 @@ class ClockedProgressBar(ProgressBar, ABC):
         if monotonic() >= self._next_draw:
             self._tick()
 
+    # In tests and predictions it is the same.
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
     def on_validation_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         if trainer.sanity_checking:
             return
@@ -338,23 +341,12 @@ class ClockedProgressBar(ProgressBar, ABC):
         if dataloader_idx != self._current_eval_dataloader_idx and self.has_dataloader_changed(dataloader_idx):
             self._reset(self._eval_text(self.test_description), self.total_test_batches_current_dataloader)
 
-    def on_test_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._done = batch_idx + 1
-        if monotonic() >= self._next_draw:
-            self._tick()
-
     def on_test_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self.reset_dataloader_idx_tracker()
         self._last_of_bar()
         self._end_run()
+
+    on_predict_end = on_test_end
 
     def on_predict_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         self._push("predict", self.predict_description, math.inf)
@@ -364,24 +356,6 @@ class ClockedProgressBar(ProgressBar, ABC):
     ) -> None:
         if dataloader_idx != self._current_eval_dataloader_idx and self.has_dataloader_changed(dataloader_idx):
             self._reset(self._eval_text(self.predict_description), self.total_predict_batches_current_dataloader)
-
-    def on_predict_batch_end(
-        self,
-        trainer: "Trainer",
-        pl_module: "LightningModule",
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._done = batch_idx + 1
-        if monotonic() >= self._next_draw:
-            self._tick()
-
-    def on_predict_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        self.reset_dataloader_idx_tracker()
-        self._last_of_bar()
-        self._end_run()
 
     def on_exception(self, trainer: "Trainer", pl_module: "LightningModule", exception: BaseException) -> None:
         self._abandon()

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from leyden.base.errors import MisconfigurationException
 from leyden.base.log import rank_zero_info, rank_zero_warn
 from leyden.base.registry import did_you_mean
 from leyden.base.states import RunningStage
+from leyden.callbacks.shared_clock import SharedClock
 from leyden.core.callback import Callback
 from leyden.core.hooks import HOOKS, is_overridden
 
@@ -88,9 +88,8 @@ class Timer(Callback):
     The time of training includes the validation inside it, and what earlier runs took that were resumed. With
     ``interval="step"`` training ends after the batch in which time ran out, at the earliest.
 
-    With several ranks, rank 0's clock decides for all. To ask it, all ranks must stop at the same batch, so they do
-    not ask at every one: rank 0 says, with each answer, how many batches later to ask again, so that it is about a
-    second later, and at most 64 batches. Training may last longer by that.
+    With several ranks, rank 0's clock decides for all. They ask for it about once a second (see `SharedClock`), so
+    training may last longer by that.
 
     Args:
         duration: The limit, as `parse_duration` takes it; None for none.
@@ -105,8 +104,6 @@ class Timer(Callback):
     """
 
     limits_time = True  # the Trainer then needs no other limit, and adds no Timer of its own
-    SECONDS_BETWEEN_ANSWERS = 1.0
-    MOST_BATCHES_BETWEEN_ANSWERS = 64
 
     def __init__(
         self,
@@ -124,10 +121,7 @@ class Timer(Callback):
         self._start_time: dict[RunningStage, float | None] = dict.fromkeys(RunningStage)
         self._end_time: dict[RunningStage, float | None] = dict.fromkeys(RunningStage)
         self._offset = 0.0
-        self._next_look = inf  # one process: when the clock is looked at in earnest
-        self._batches_left = 0  # several: batches until rank 0 is asked
-        self._asked_at = 0.0
-        self._asked_every = 1
+        self._clock: SharedClock | None = None  # while training may end inside an epoch
 
     def start_time(self, stage: str = RunningStage.TRAINING) -> float | None:
         """When ``stage`` (``"train"``, ``"validate"``, ``"test"``) last began, on the monotonic clock; None: never."""
@@ -155,21 +149,17 @@ class Timer(Callback):
     def on_fit_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """A run that is resumed with no time left ends before its first batch."""
         self._start_time[RunningStage.TRAINING] = None
-        if self._duration is not None:
-            self._stop_if_over(trainer)
+        self._stop_if_over(trainer)
 
     def on_train_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Starts the clock of training."""
         self._begin(RunningStage.TRAINING)
-        self._next_look = inf
         if self._duration is not None and self._interval is Interval.step:
-            several = trainer.world_size > 1
-            self._next_look = -inf if several else monotonic() + self._duration - self._offset
-            self._batches_left, self._asked_every, self._asked_at = 1, 1, monotonic()
+            self._clock = SharedClock(self._duration - self._offset, trainer.strategy, monotonic)
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Stops the clock of training."""
-        self._end_time[RunningStage.TRAINING] = monotonic()
+        self._end_time[RunningStage.TRAINING], self._clock = monotonic(), None
 
     def on_validation_start(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Starts the clock of validation."""
@@ -191,38 +181,19 @@ class Timer(Callback):
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Ends training if time is over; costs one look at the clock while it isn't."""
-        if monotonic() >= self._next_look:
-            if trainer.world_size > 1:
-                self._ask(trainer)
-            else:
-                self._stop_if_over(trainer)
+        if self._clock is not None and self._clock.due():
+            self._clock = None  # said once; the trainer keeps it in mind until it may stop
+            self._stop(trainer)
 
     def on_train_epoch_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
         """Ends training if time is over, with ``interval="epoch"``."""
-        if self._duration is not None and self._interval is Interval.epoch:
+        if self._interval is Interval.epoch:
             self._stop_if_over(trainer)
 
-    def _ask(self, trainer: "Trainer") -> None:
-        """Every rank counts the same batches, so all of them come to the broadcast together."""
-        self._batches_left -= 1
-        if self._batches_left > 0:
-            return
-        now = monotonic()
-        per_batch = (now - self._asked_at) / self._asked_every
-        wanted = int(self.SECONDS_BETWEEN_ANSWERS / per_batch) if per_batch > 0 else self.MOST_BATCHES_BETWEEN_ANSWERS
-        every = max(1, min(wanted, 2 * self._asked_every, self.MOST_BATCHES_BETWEEN_ANSWERS))
-        over, every = trainer.strategy.broadcast((self.time_elapsed() >= self._over_at, every))
-        self._batches_left = self._asked_every = every
-        self._asked_at = now
-        if over:
-            self._stop(trainer)
-
-    @property
-    def _over_at(self) -> float:
-        return inf if self._duration is None else self._duration
-
     def _stop_if_over(self, trainer: "Trainer") -> None:
-        over = self.time_elapsed() >= self._over_at
+        if self._duration is None:
+            return
+        over = self.time_elapsed() >= self._duration
         if trainer.world_size > 1:
             over = trainer.strategy.broadcast(over)
         if over:

@@ -245,8 +245,13 @@ def _harmless_classes() -> dict[str, Any]:
         pathlib.PureWindowsPath,
         pathlib.PosixPath,
         pathlib.WindowsPath,
+        frozenset,
+        range,
+        slice,
         datetime.timedelta,
+        datetime.timezone,
         datetime.date,
+        datetime.time,
         datetime.datetime,
     ]
     named = {f"{each.__module__}.{each.__qualname__}": each for each in classes}
@@ -284,11 +289,12 @@ def _refusal(name: str, unsafe: list[str], error: BaseException) -> UnsafeCheckp
             "If you trust whoever wrote it, pass weights_only=False"
         )
     listed = ", ".join(unsafe)
-    example = unsafe[0].rpartition(".")[2]
+    classes = ", ".join(each.rpartition(".")[2] for each in unsafe)
+    verb = "is" if len(unsafe) == 1 else "are"
     suspicious = [each for each in unsafe if each.partition(".")[0] in _COMMAND_MODULES or each in _COMMANDS]
     alarm = f"A training has no use for {', '.join(suspicious)}: this looks like an attack. " if suspicious else ""
     return UnsafeCheckpointError(
         f"checkpoint {name} needs {listed}, which loading would have to call; nothing in the file was run. {alarm}"
-        f"If you trust whoever wrote it, pass weights_only=False; if you know that {listed} is harmless, call "
-        f"torch.serialization.add_safe_globals([{example}]) first"
+        f"If you trust whoever wrote it, pass weights_only=False; if you know that {listed} {verb} harmless, "
+        f"call torch.serialization.add_safe_globals([{classes}]) first"
     )

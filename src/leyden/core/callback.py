@@ -21,6 +21,11 @@ class Callback:
     """
 
     @property
+    def _idle_hooks(self) -> frozenset[str]:
+        """Hooks that have nothing to do in this run, looked up at each epoch's start: a loop need not call them."""
+        return frozenset()
+
+    @property
     def state_key(self) -> str:
         """The key of this callback's state in a checkpoint; must differ between two callbacks that have state."""
         return type(self).__qualname__

@@ -28,13 +28,11 @@ def from_compiled(model: Any) -> LightningModule:
         ValueError: ``model`` is not the result of ``torch.compile``, or there is no LightningModule inside.
     """
     if not _is_compiled(model):
-        raise ValueError(f"`model` is required to be a `OptimizedModule`. Found a `{type(model).__name__}` instead.")
+        raise ValueError(f"`model` is a {type(model).__name__}, not what `torch.compile(module)` returns")
     module = model._orig_mod
     if not isinstance(module, LightningModule):
         refuse_foreign(module)
-        raise ValueError(
-            f"`model` is expected to be a compiled LightningModule. Found a `{type(module).__name__}` instead"
-        )
+        raise ValueError(f"`model` is a compiled {type(module).__name__}, but only a LightningModule can be trained")
     if module._compiler_ctx is not None:
         return module
     replacements = {
@@ -62,14 +60,12 @@ def to_uncompiled(model: Any) -> LightningModule:
     module = model._orig_mod if compiled else model
     if not isinstance(module, LightningModule):
         if compiled:
-            raise TypeError(f"the compiled model should be a LightningModule, found {type(module).__name__}")
+            raise TypeError(f"`model` is a compiled {type(module).__name__}, not a compiled LightningModule")
         raise ValueError(f"`model` must be a LightningModule or the result of torch.compile on one, got {model!r}")
     if module._compiler_ctx is None:
         if compiled:
             return module
-        raise ValueError(
-            "`model` is required to be a compiled LightningModule. Found a non-compiled LightningModule instead."
-        )
+        raise ValueError(f"this {type(module).__name__} is not compiled, so there is nothing to undo")
     for name, previous in module._compiler_ctx["replaced"].items():
         if previous is None:
             module.__dict__.pop(name, None)

@@ -72,8 +72,7 @@ class ExportMixin:
         for package in ("onnx", "onnxscript") if dynamo else ("onnx",):
             if importlib.util.find_spec(package) is None:
                 raise ModuleNotFoundError(
-                    f"`{type(self).__name__}.to_onnx(dynamo={dynamo})` requires `{package}` to be installed: "
-                    f"pip install {package}"
+                    f"{type(self).__name__}.to_onnx(dynamo={dynamo}) needs the package {package}: pip install {package}"
                 )
         sample = _sample(self, input_sample, "ONNX", "input_sample")
         # As a string: torch.onnx takes a path object in some of its versions only.
@@ -98,9 +97,9 @@ class ExportMixin:
         Returns:
             The script module.
         """
-        warn_once("TorchScript is deprecated in PyTorch; use `torch.export.export(model, args)`.", DeprecationWarning)
+        warn_once("PyTorch has deprecated TorchScript for `torch.export.export(model, args)`", DeprecationWarning)
         if method not in ("script", "trace"):
-            raise ValueError(f"The 'method' parameter only supports 'script' or 'trace', but value given was: {method}")
+            raise ValueError(f"to_torchscript(method={method!r}): must be 'script' or 'trace'")
         if method == "trace":
             example_inputs = _sample(self, example_inputs, "TorchScript with method='trace'", "example_inputs")
             if kwargs.get("check_inputs") is not None:
@@ -144,8 +143,7 @@ class ExportMixin:
         """
         if importlib.util.find_spec("torch_tensorrt") is None:
             raise ModuleNotFoundError(
-                f"`{type(self).__name__}.to_tensorrt` requires `torch_tensorrt` to be installed: "
-                "pip install torch-tensorrt"
+                f"`{type(self).__name__}.to_tensorrt` needs the package torch_tensorrt: pip install torch-tensorrt"
             )
         if ir == "ts" and file_path is not None and output_format != "torchscript":
             raise ValueError(
@@ -156,8 +154,8 @@ class ExportMixin:
             target = torch.device(default_device)
             if not torch.cuda.is_available() or target.type != "cuda":
                 raise MisconfigurationException(
-                    f"TensorRT only supports CUDA devices. The module is on {device}, and default_device={target} is "
-                    "not a CUDA device of this host."
+                    f"TensorRT compiles for CUDA only, but the module is on {device}, and default_device={target} is "
+                    "not a CUDA device of this host"
                 )
             self.to(target)
         import torch_tensorrt  # pyright: ignore[reportMissingImports]
@@ -182,7 +180,7 @@ def _sample(module: Any, given: Any, what: str, argument: str) -> Any:
     sample = module.example_input_array if given is None else given
     if sample is None:
         raise ValueError(
-            f"Could not export to {what} since neither `{argument}` nor `model.example_input_array` attribute is set."
+            f"no input for the export to {what}: pass `{argument}`, or set `self.example_input_array` in the module"
         )
     return _to_device(module, sample)
 

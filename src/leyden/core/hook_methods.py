@@ -209,6 +209,5 @@ class CheckpointHooks:
 
 def _not_implemented(owner: Any, name: str) -> MisconfigurationException:
     return MisconfigurationException(
-        f"`{name}` must be implemented to be used with the Trainer: define it in {type(owner).__name__}, "
-        "or pass the data to the trainer's method."
+        f"{type(owner).__name__} has no `{name}`: define it, or pass the data to the trainer's method"
     )

@@ -160,7 +160,7 @@ def log_levels(hook: str, on_step: bool | None, on_epoch: bool | None) -> tuple[
     rule = row.log
     if rule is None:
         raise MisconfigurationException(
-            f"You can't `self.log()` inside `{hook}`: its values would belong to no step and no epoch. "
+            f"`self.log` does not work inside `{hook}`: its values would belong to no step and no epoch. "
             "Write to the logger itself: `self.logger.log_metrics({...}, step)`, or `self.logger.experiment`."
         )
     on_step = rule.default_on_step if on_step is None else on_step
@@ -171,7 +171,7 @@ def log_levels(hook: str, on_step: bool | None, on_epoch: bool | None) -> tuple[
     ):
         if value not in allowed:
             raise MisconfigurationException(
-                f"You can't `self.log({argument}={value})` inside `{hook}`, must be one of {allowed}."
+                f"`self.log({argument}={value})` does not work inside `{hook}`, only {argument}={allowed[0]} does"
             )
     return on_step, on_epoch
 

@@ -95,8 +95,8 @@ class HyperparametersMixin:
         for key, value in self.hparams.items():
             if isinstance(value, nn.Module):
                 rank_zero_warn(
-                    f"Attribute {key!r} is an instance of `nn.Module` and is already saved during checkpointing. "
-                    f"It is recommended to ignore it: `self.save_hyperparameters(ignore=[{key!r}])`.",
+                    f"the hyperparameter {key!r} is an nn.Module, whose weights a checkpoint has anyway: leave it out, "
+                    f"`self.save_hyperparameters(ignore=[{key!r}])`",
                     stacklevel=5,
                 )
         self.__dict__["_hparams_initial"] = _copy(self.hparams)

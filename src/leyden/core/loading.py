@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from leyden.base.errors import CheckpointError
 from leyden.base.log import rank_zero_warn
 from leyden.core.hooks import is_overridden
 from leyden.core.hparams import AttributeDict
@@ -36,8 +35,8 @@ class _ClassOnly:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             name = f"{owner.__name__}.{self.method.__name__}"
             raise TypeError(
-                f"The classmethod `{name}` cannot be called on an instance, which it would not change. "
-                f"Call it on the class and use what it returns: `model = {name}(path)`."
+                f"`{name}` creates a new object, and would leave the instance that it is called on as it is: "
+                f"call it on the class and use what it returns, `model = {name}(path)`"
             )
 
         return refuse
@@ -60,17 +59,11 @@ def load_module(
 ) -> Any:
     """See `LightningModule.load_from_checkpoint`."""
     checkpoint = _read(cls, path, map_location, hparams_file, weights_only, overrides)
-    if "state_dict" not in checkpoint:
-        held = sorted(map(str, checkpoint.keys() - {cls.CHECKPOINT_HYPER_PARAMS_KEY}))
-        raise CheckpointError(
-            f"{path!s} has no 'state_dict', only {held}: "
-            "it is not a checkpoint of a module. Weights alone are loaded with model.load_state_dict(torch.load(path))."
-        )
     model = cls(**_init_kwargs(cls, checkpoint, overrides))
     if model._strict_loading is not None and strict is not None and strict != model.strict_loading:
         raise ValueError(
-            f"You set `.load_from_checkpoint(..., strict={strict!r})` which is in conflict with "
-            f"`{cls.__name__}.strict_loading={model.strict_loading!r}. Please set the same value for both of them."
+            f"load_from_checkpoint(strict={strict!r}) contradicts strict_loading={model.strict_loading!r} of "
+            f"{cls.__name__}: leave one of them out"
         )
     if is_overridden("configure_model", model):
         model.configure_model()
@@ -78,7 +71,7 @@ def load_module(
     _load_weights(model, checkpoint["state_dict"], model.strict_loading if strict is None else strict)
     device = next((value.device for value in checkpoint["state_dict"].values() if isinstance(value, Tensor)), None)
     if device is None:
-        rank_zero_warn(f"The state dict in {path!s} contains no parameters.")
+        rank_zero_warn(f"{path!s} has an empty state dict: no weights were loaded")
         return model
     return model.to(device)
 
@@ -102,12 +95,11 @@ def load_datamodule(
 def _read(
     cls: type[Any], path: Any, map_location: Any, hparams_file: Any, weights_only: bool | None, overrides: dict
 ) -> dict[str, Any]:
-    # The one import of `core` from `checkpoint`, and on use: reading a file must not make `core` depend on formats.
+    # The only imports of `core` from `checkpoint`, and on use: reading a file must not make `core` depend on formats.
     from leyden.checkpoint.io import load
+    from leyden.checkpoint.schema import check, migrate
 
-    checkpoint = load(path, map_location=map_location, weights_only=weights_only)
-    if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{path!s} holds a {type(checkpoint).__name__}, not the dict that a checkpoint is")
+    checkpoint = migrate(check(load(path, map_location=map_location, weights_only=weights_only), str(path)))
     key = cls.CHECKPOINT_HYPER_PARAMS_KEY
     if hparams_file is not None:
         checkpoint[key] = load_hparams_file(hparams_file)
@@ -149,9 +141,9 @@ def _load_weights(model: nn.Module, state_dict: Mapping[str, Any], strict: bool)
     keys = model.load_state_dict(state_dict, strict=strict)
     # With strict=True, load_state_dict raised where one of these is not empty.
     if keys.missing_keys:
-        rank_zero_warn(f"Found keys that are in the model state dict but not in the checkpoint: {keys.missing_keys}")
+        rank_zero_warn(f"the checkpoint has no values for {keys.missing_keys}, which stay as the model was created")
     if keys.unexpected_keys:
-        rank_zero_warn(f"Found keys that are not in the model state dict but in the checkpoint: {keys.unexpected_keys}")
+        rank_zero_warn(f"the checkpoint has values for {keys.unexpected_keys}, which the model does not have")
 
 
 def load_hparams_file(path: Any) -> dict[str, Any]:
@@ -164,7 +156,7 @@ def load_hparams_file(path: Any) -> dict[str, Any]:
 
     suffix = str(path).rpartition(".")[2].lower()
     if suffix not in ("csv", "yml", "yaml"):
-        raise ValueError(f".csv, .yml or .yaml is required for `hparams_file`, got {str(path)!r}")
+        raise ValueError(f"hparams_file={str(path)!r} must end in .yaml, .yml or .csv")
     with fsspec.open(str(path), "r", newline="") as file:
         if suffix == "csv":
             return {row[0]: _literal(row[1]) for row in list(csv.reader(file))[1:]}  # pyright: ignore[reportArgumentType]

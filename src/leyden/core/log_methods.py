@@ -139,9 +139,8 @@ class LogMethods:
             )
         else:
             raise MisconfigurationException(
-                f"You are trying to `self.log({name!r}, ...)` where the trainer collects no metrics: outside of fit, "
-                "validate and test, or in a `predict` hook. HINT: write to the logger itself, "
-                "`self.logger.log_metrics({...})`."
+                f"`self.log({name!r}, ...)` where the trainer collects no metrics: outside of fit, validate and test, "
+                "or in a hook of predict. Write to the logger itself, `self.logger.log_metrics({...})`."
             )
 
     def print(self, *args: Any, **kwargs: Any) -> None:

@@ -106,8 +106,8 @@ class LightningModule(
         trainer = self._trainer
         if trainer is None and not self._jit_is_scripting:
             raise RuntimeError(
-                f"{type(self).__qualname__} is not attached to a `Trainer`: "
-                "`self.trainer` exists once the module was passed to trainer.fit, validate, test or predict."
+                f"{type(self).__qualname__} has no trainer: "
+                "`self.trainer` exists once the module was passed to trainer.fit, validate, test or predict"
             )
         return trainer  # pyright: ignore[reportReturnType]
 
@@ -202,7 +202,7 @@ class LightningModule(
         Returns:
             The loss (a scalar tensor), a mapping with the key "loss", or None to skip the batch.
         """
-        rank_zero_warn("`training_step` must be implemented to be used with the Trainer")
+        rank_zero_warn(f"{type(self).__qualname__} has no `training_step`: define it to train this module")
 
     def validation_step(self, *args: Any, **kwargs: Any) -> _StepOutput:
         """Evaluates one validation batch: ``validation_step(self, batch, batch_idx, dataloader_idx=0)``."""
@@ -226,7 +226,7 @@ class LightningModule(
             "lr_scheduler" and "monitor"; several such dicts; or None to train without. A scheduler may be a dict
             with "scheduler" and any of "interval" ("epoch" or "step"), "frequency", "monitor", "strict", "name".
         """
-        rank_zero_warn("`configure_optimizers` must be implemented to be used with the Trainer")
+        rank_zero_warn(f"{type(self).__qualname__} has no `configure_optimizers`: define it to train this module")
 
     # ---------------------------------------------------------------- optimisation
 
@@ -258,9 +258,8 @@ class LightningModule(
         """
         if self.automatic_optimization:  # the property: a subclass may have set a class attribute in its place
             raise MisconfigurationException(
-                "to use manual_backward, please disable automatic optimization: set "
-                "`self.automatic_optimization = False` in __init__; or return the loss from training_step "
-                "and leave the backward pass to the trainer"
+                "manual_backward is for manual optimization: set `self.automatic_optimization = False` in __init__, or "
+                "return the loss from training_step and leave the backward pass to the trainer"
             )
         self.trainer._manual_backward(loss, *args, **kwargs)
 

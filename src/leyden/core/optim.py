@@ -165,14 +165,16 @@ def configure_optimizers(module: Any) -> tuple[list[Optimizer], list[LRScheduler
     """
     result = module.configure_optimizers()
     if result is None:
-        rank_zero_warn("`LightningModule.configure_optimizers` returned `None`, this fit will run with no optimizer")
+        rank_zero_warn(f"{type(module).__name__}.configure_optimizers() returned None: this run optimizes nothing")
         return [NoOptimizer()], []
     optimizers: list[Any]
     optimizers, schedulers = _split(result)
     problems: _Problems = []
     automatic = module.automatic_optimization
     if automatic and not optimizers:
-        rank_zero_warn(f"`configure_optimizers` returned {result!r}, this fit will run with no optimizer")
+        rank_zero_warn(
+            f"{type(module).__name__}.configure_optimizers() returned {result!r}: this run optimizes nothing"
+        )
         optimizers = [NoOptimizer()]
     configs = [
         config for scheduler in schedulers if (config := _scheduler_config(scheduler, automatic, problems)) is not None
@@ -207,8 +209,7 @@ def _split(result: Any) -> tuple[list[Any], list[Any]]:
         if all(map(_is_optimizer, items)):
             return items, []
     raise MisconfigurationException(
-        f"Unknown configuration for model optimizers: `configure_optimizers()` returned {_describe(result)}, "
-        f"but it should return {_FORMS}"
+        f"`configure_optimizers()` returned {_describe(result)}, which is no known form; it should return {_FORMS}"
     )
 
 
@@ -226,7 +227,11 @@ def _from_dicts(items: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
     for item in items:
         extra = sorted(map(str, item.keys() - {"optimizer", "lr_scheduler", "monitor"}))
         if extra:
-            rank_zero_warn(f"Found unsupported keys in the optimizer configuration: {extra}", category=RuntimeWarning)
+            rank_zero_warn(
+                f"`configure_optimizers` returned a dict with the keys {extra}, which mean nothing and are ignored; "
+                'known are "optimizer", "lr_scheduler" and "monitor"',
+                category=RuntimeWarning,
+            )
         if not _is_optimizer(item.get("optimizer")):
             raise MisconfigurationException(
                 f'`configure_optimizers()` returned a dict whose "optimizer" is {_describe(item.get("optimizer"))}; '
@@ -248,20 +253,19 @@ def _scheduler_config(scheduler: Any, automatic: bool, problems: _Problems) -> L
     extra = sorted(map(str, scheduler.keys() - _SCHEDULER_KEYS))
     if extra:
         rank_zero_warn(
-            f"Found unsupported keys in the lr scheduler dict: {extra}. HINT: remove them from the output of "
-            f"`configure_optimizers`; known are {sorted(_SCHEDULER_KEYS)}.",
+            f"`configure_optimizers` returned a scheduler dict with the keys {extra}, which mean nothing and are "
+            f"ignored; known are {sorted(_SCHEDULER_KEYS)}",
             category=RuntimeWarning,
         )
     options = {key: value for key, value in scheduler.items() if key in _SCHEDULER_KEYS}
     if "scheduler" not in options:
-        problems.append((MisconfigurationException, 'The lr scheduler dict must have the key "scheduler"'))
+        problems.append((MisconfigurationException, 'a scheduler dict lacks its key "scheduler"'))
         return None
     if not automatic:
         ignored = [key for key in options if key in _AUTOMATIC_ONLY]
         if ignored:
             rank_zero_warn(
-                f"The lr scheduler dict contains the key(s) {ignored}, which are ignored: "
-                "in manual optimization you call `lr_scheduler.step()` yourself.",
+                f"{ignored} of a scheduler dict are ignored: in manual optimization the module steps its schedulers",
                 category=RuntimeWarning,
             )
         return LRSchedulerConfig(**{key: value for key, value in options.items() if key not in _AUTOMATIC_ONLY})
@@ -276,40 +280,40 @@ def _check_options(config: LRSchedulerConfig, problems: _Problems) -> None:
         problems.append(
             (
                 MisconfigurationException,
-                f'The "interval" key in lr scheduler dict must be "step" or "epoch" but is {config.interval!r}',
+                f'a scheduler dict has "interval": {config.interval!r}; it must be "step" or "epoch"',
             )
         )
     if not isinstance(config.frequency, Real) or config.frequency < 1:
         problems.append(
             (
                 MisconfigurationException,
-                f'The "frequency" key in lr scheduler dict must be a number of at least 1 but is {config.frequency!r}',
+                f'a scheduler dict has "frequency": {config.frequency!r}; it must be a number of at least 1',
             )
         )
     if config.reduce_on_plateau and config.monitor is None:
         problems.append(
             (
                 MisconfigurationException,
-                "The lr scheduler dict must include a monitor when a `ReduceLROnPlateau` scheduler is used, e.g. "
-                '{"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "your_loss"}}',
+                "ReduceLROnPlateau needs a metric to look at: return "
+                '{"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}',
             )
         )
     if isinstance(config.scheduler, OneCycleLR) and config.interval == "epoch":
         rank_zero_warn(
-            "A `OneCycleLR` scheduler is using 'interval': 'epoch'. Are you sure you didn't mean 'interval': 'step'?",
+            "OneCycleLR is stepped once per epoch; it is usually meant to be stepped after each batch: pass "
+            '{"scheduler": scheduler, "interval": "step"}',
             category=RuntimeWarning,
         )
 
 
 def _check_number(module: Any, optimizers: list[Any], problems: _Problems) -> None:
     how = (
-        "Training with multiple optimizers is only supported with manual optimization. Set "
-        "`self.automatic_optimization = False`, then access your optimizers in `training_step` with "
-        "`opt1, opt2, ... = self.optimizers()`."
+        "Several optimizers need manual optimization: set `self.automatic_optimization = False` in __init__, and step "
+        "them in `training_step`, `first, second = self.optimizers()`."
     )
     code = getattr(module.training_step, "__code__", None)
     if code is not None and "optimizer_idx" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-        problems.append((RuntimeError, f"Remove the `optimizer_idx` argument from `training_step`. {how}"))
+        problems.append((RuntimeError, f"`training_step` takes `optimizer_idx`, which nothing passes any more. {how}"))
     elif module.automatic_optimization and len(optimizers) > 1:
         problems.append((RuntimeError, f"{len(optimizers)} optimizers in automatic optimization. {how}"))
 
@@ -322,8 +326,7 @@ def _check_scheduler(config: LRSchedulerConfig, optimizers: list[Any], module: A
         problems.append(
             (
                 TypeError,
-                f"The provided lr scheduler `{name}` is invalid. "
-                "It should have `state_dict` and `load_state_dict` methods defined.",
+                f"the scheduler {name} can't be saved: give it the methods state_dict and load_state_dict",
             )
         )
         return
@@ -331,8 +334,8 @@ def _check_scheduler(config: LRSchedulerConfig, optimizers: list[Any], module: A
         problems.append(
             (
                 MisconfigurationException,
-                "Some schedulers are attached with an optimizer that wasn't returned from `configure_optimizers`: "
-                f"`{name}` belongs to a {type(attached).__name__} that is not among {_describe(optimizers)}.",
+                f"the scheduler {name} belongs to a {type(attached).__name__} that `configure_optimizers` did not "
+                f"return with it; it returned {_describe(optimizers)}",
             )
         )
     if (
@@ -343,8 +346,8 @@ def _check_scheduler(config: LRSchedulerConfig, optimizers: list[Any], module: A
         problems.append(
             (
                 MisconfigurationException,
-                f"The provided lr scheduler `{name}` doesn't follow PyTorch's LRScheduler API. Override "
-                "`LightningModule.lr_scheduler_step(self, scheduler, metric)` and step it there.",
+                f"the scheduler {name} is no LRScheduler of PyTorch, so how to step it is not known: override "
+                "`lr_scheduler_step(self, scheduler, metric)` in the module and step it there",
             )
         )
 
@@ -369,8 +372,8 @@ def grad_clipping(
         value = trainer_value or 0.0
     elif trainer_value is not None and trainer_value != value:
         raise MisconfigurationException(
-            f"You have set `Trainer(gradient_clip_val={trainer_value!r})` and have passed "
-            f"`clip_gradients(gradient_clip_val={value!r})`. Please use only one of them."
+            f"clip_gradients(gradient_clip_val={value!r}) contradicts Trainer(gradient_clip_val={trainer_value!r}): "
+            "leave one of them out"
         )
     if algorithm is None:
         algorithm = trainer_algorithm or "norm"
@@ -378,13 +381,11 @@ def grad_clipping(
         algorithm = algorithm.lower()
         if trainer_algorithm is not None and trainer_algorithm != algorithm:
             raise MisconfigurationException(
-                f"You have set `Trainer(gradient_clip_algorithm={str(trainer_algorithm)!r})` and have passed "
-                f"`clip_gradients(gradient_clip_algorithm={algorithm!r})`. Please use only one of them."
+                f"clip_gradients(gradient_clip_algorithm={algorithm!r}) contradicts "
+                f"Trainer(gradient_clip_algorithm={str(trainer_algorithm)!r}): leave one of them out"
             )
     if not isinstance(value, (int, float)):
-        raise TypeError(f"`gradient_clip_val` should be an int or a float. Got {value!r}.")
+        raise TypeError(f"gradient_clip_val={value!r} must be a number")
     if algorithm not in ("norm", "value"):
-        raise MisconfigurationException(
-            f"`gradient_clip_algorithm` {algorithm!r} is invalid. Allowed algorithms: 'norm', 'value'."
-        )
+        raise MisconfigurationException(f"gradient_clip_algorithm={algorithm!r} must be 'norm' or 'value'")
     return value, algorithm

@@ -4,6 +4,7 @@ import atexit
 import datetime
 import os
 import sys
+import time
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 _OPS = {"mean": "SUM", "avg": "SUM", "sum": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
 _MEANS = ("mean", "avg")
+_GIL_HANDOVER = 0.1  # seconds; the thread needs microseconds once it is scheduled
 
 
 def default_backend(device: torch.device) -> str:
@@ -72,6 +74,10 @@ def _destroy_at_exit() -> None:
     # After an error others may be in the middle of a collective, and leaving in good order would wait for them.
     if getattr(sys, "last_value", None) is None and not _Peers.lost:
         destroy_process_group()
+    # A gloo thread frees its last finished work late, and needs the GIL to drop a Python object of it. Once the
+    # interpreter finalizes, asking for the GIL ends that thread inside a C++ destructor, which aborts the process: now
+    # and then a good run would exit with SIGABRT. Sleeping hands the GIL over while that is still allowed.
+    time.sleep(_GIL_HANDOVER)
 
 
 class _Peers:

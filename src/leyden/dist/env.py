@@ -275,11 +275,13 @@ class KubeflowEnvironment(ExternalEnvironment):
 
 
 def detect_environment() -> ClusterEnvironment:
-    """Finds who started this process: torchrun, SLURM, LSF, MPI, Kubeflow, else Leyden itself."""
-    # Here and not at the top: schedulers.py builds on the classes above.
+    """Finds who started this process: leyden.train, torchrun, SLURM, LSF, MPI, Kubeflow, else Leyden itself."""
+    # Here and not at the top: both files build on the classes above.
     from leyden.dist.schedulers import LSFEnvironment, MPIEnvironment, SLURMEnvironment
+    from leyden.dist.worker import TrainWorkerEnvironment
 
-    for cls in (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment, KubeflowEnvironment):
+    schedulers = (SLURMEnvironment, LSFEnvironment, MPIEnvironment, KubeflowEnvironment)
+    for cls in (TrainWorkerEnvironment, TorchElasticEnvironment, *schedulers):
         if cls.detect():
             return cls()
     return LightningEnvironment()

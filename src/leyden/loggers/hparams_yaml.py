@@ -17,7 +17,6 @@ from leyden.base.log import rank_zero_warn
 __all__ = [
     "convert_params",
     "flatten_dict",
-    "sanitize_callable_params",
     "sanitize_params",
     "save_hparams_to_yaml",
 ]
@@ -63,17 +62,6 @@ def sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
             value = value.item()
         clean[key] = value if type(value) in (bool, int, float, str, Tensor) else str(value)
     return clean
-
-
-def sanitize_callable_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which classes and functions are replaced by their names; nothing is called."""
-
-    def name_of(value: Any) -> Any:
-        if inspect.isclass(value) or callable(value):
-            return getattr(value, "__name__", type(value).__name__)
-        return value
-
-    return {key: name_of(value) for key, value in params.items()}
 
 
 def _yaml_ready(value: Any) -> Any:

@@ -249,14 +249,14 @@ def _for_tensorboard(params: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _traced(model: Module) -> Iterator[None]:
     """Tracing looks at every attribute, and a module that has no trainer refuses to show one unless it is told."""
-    if not hasattr(model, "_jit_is_scripting"):
-        yield
-        return
-    model._jit_is_scripting = True  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "_jit_is_scripting")]
+    for module in modules:
+        module._jit_is_scripting = True
     try:
         yield
     finally:
-        del model._jit_is_scripting
+        for module in modules:
+            del module._jit_is_scripting
 
 
 def _on_device_of(model: Module, batch: Any) -> Any:

@@ -75,7 +75,8 @@ def compile_calls(trainer: Trainer) -> Calls:
     for name in _COMPILED:
         found: list[Any] = []
         for callback in trainer.callbacks:
-            if HOOKS[name].callback and not is_untouched(name, callback, Callback):
+            idle = name in callback._idle_hooks
+            if HOOKS[name].callback and not idle and not is_untouched(name, callback, Callback):
                 bound = functools.partial(getattr(callback, name), trainer, module)
                 bound = profiled(f"[Callback]{callback.state_key}.{name}", bound)
                 late = name == "on_train_epoch_end" and _monitors(callback)

@@ -6,15 +6,17 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from leyden.base.errors import PossibleUserWarning, SIGTERMException
-from leyden.base.log import rank_zero_info, rank_zero_warn, warn_once
+from leyden.base.errors import SIGTERMException
+from leyden.base.log import rank_zero_info, warn_once
 from leyden.base.states import RunningStage
+from leyden.loops.advice import advise_on_eval_mode, advise_on_log_interval
 from leyden.loops.calls import profiled_reads, profiler_spans
 from leyden.loops.emit import emit
+from leyden.loops.epoch_loop import EpochLoop
 from leyden.loops.loading import Batches, LoadedData, batch_transfer, load_data
 from leyden.loops.optimize import AutomaticOptimization, ManualOptimization, takes_batch_idx
 from leyden.loops.progress import CountView
-from leyden.loops.schedule import Schedulers, ValidationSchedule, batches_between_validations
+from leyden.loops.schedule import Schedulers, ValidationSchedule, batches_between_validations, quiet_until
 from leyden.loops.watch import LossWatch, Request, StopWatch
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class FitLoop:
         self._loader_states: list[dict[str, Any]] = []  # of the loaders that can restore themselves
         self._loaders_resumed = False
         self._resumed = False  # the coming epoch was begun by the run that wrote the checkpoint
+        self._metrics_before: dict[str, Any] = {}  # that run's callback_metrics
+        self._in_epoch_end = False  # ... which wrote it in hooks of an epoch's end
 
     # ---- limits --------------------------------------------------------------------------------------------------
 
@@ -108,11 +112,18 @@ class FitLoop:
             return "`trainer.should_stop` was set"
         return None
 
-    def resume(self, loader_states: list[dict[str, Any]]) -> None:
-        """The counters come from a checkpoint: go on inside its epoch, if it is from inside one."""
+    def resume(self, loader_states: list[dict[str, Any]], metrics: dict[str, Any], in_epoch_end: bool) -> None:
+        """The counters come from a checkpoint: go on inside its epoch, if it is from inside one.
+
+        Args:
+            loader_states: Of the loaders that can restore themselves.
+            metrics: The ``callback_metrics`` when it was written.
+            in_epoch_end: It was written in hooks of an epoch's end, so what follows them is still to be done.
+        """
         progress = self.trainer.progress
         self._resumed = progress.epochs_started > progress.epochs_processed
         self._loader_states = loader_states
+        self._metrics_before, self._in_epoch_end = metrics, in_epoch_end
 
     @property
     def resumes_inside_epoch(self) -> bool:
@@ -128,13 +139,24 @@ class FitLoop:
             return
         self._load_validation_data()
         self._stop = StopWatch(trainer.signals.take, trainer.comm)
-        self._warn_about_eval_mode()
+        advise_on_eval_mode(trainer.lightning_module)
+        self._take_over()
         trainer.calls.run("on_train_start", trainer.metrics)
         while not self._finished():
             schedulers = self._start_epoch()
             self._train_batches(schedulers)
             self._end_epoch(schedulers)
         trainer.calls.run("on_train_end", trainer.metrics)
+
+    def _take_over(self) -> None:
+        """Shows what was logged before the checkpoint, and makes the scheduler steps that were due after it."""
+        trainer, progress = self.trainer, self.trainer.progress
+        if self._metrics_before:
+            trainer.callback_metrics.update(self._metrics_before)
+        if self._in_epoch_end and progress.is_last_batch:
+            schedulers = Schedulers(trainer, lenient=True)
+            schedulers.advance(schedulers.plateau_epoch, progress.epoch - 1)
+        self._metrics_before, self._in_epoch_end = {}, False
 
     def _finished(self) -> bool:
         reason = self.why_done()
@@ -170,7 +192,7 @@ class FitLoop:
                 trainer.check_val_every_n_epoch,
                 validates=trainer.limit_val_batches > 0,
             )
-        self._warn_about_log_interval()
+        advise_on_log_interval(trainer, self.max_batches)
 
     def _reload_due(self) -> bool:
         every = self.trainer.reload_dataloaders_every_n_epochs
@@ -195,34 +217,36 @@ class FitLoop:
             self._batches = Batches(self.data, trainer.comm)
         if self._resumed and not self._loaders_resumed:
             self._batches.skip(progress.batch)
-        self._watch.start_epoch(progress.epoch, progress.batch)
-        return Schedulers(trainer)
+        self._watch.start_epoch(progress.epoch)
+        return Schedulers(trainer, lenient=self._resumed)
 
     def _train_batches(self, schedulers: Schedulers) -> None:
         """One epoch's batches: the hot path. What can be looked up before is looked up before."""
-        trainer, progress, watch = self.trainer, self.trainer.progress, self._watch
+        trainer, progress, signals = self.trainer, self.trainer.progress, self.trainer.signals
         module, metrics, calls = trainer.lightning_module, trainer.metrics, trainer.calls
         automatic = module.automatic_optimization
-        run_batch = (AutomaticOptimization if automatic else ManualOptimization)(trainer, calls).run
+        run_batch = (AutomaticOptimization if automatic else ManualOptimization)(trainer, calls).run_batch
         run_batch = profiler_spans(trainer)("run_training_batch", run_batch)
         with_index = takes_batch_idx(module.training_step)
         to_device, has_start_hooks = batch_transfer(trainer, trainer.sources["train"]), calls.has_batch_start
+        on_batch_end, losses = calls.on_train_batch_end, self._watch.losses
         validation = ValidationSchedule.build(trainer)
         accumulate, max_batches, max_steps = trainer.accumulate_grad_batches, self.max_batches, self.max_steps
-        delegated = trainer.strategy.handles_gradient_accumulation
-        log_every = (1 if trainer.fast_dev_run else trainer.log_every_n_steps) if trainer.loggers else 0
-        if not self._ready_for_batches(validation):
+        if not self._ready_for_batches(validation, schedulers):
             return
+        batches, first = self._take_batches(), progress.batch
+        log_every = (1 if trainer.fast_dev_run else trainer.log_every_n_steps) if trainer.loggers else 0
+        quiet_end = self._quiet_until(first, schedulers, validation, log_every)
+        metrics.start_batch(None)
 
-        for batch, is_last in profiled_reads(
-            trainer, "[_TrainingEpochLoop].train_dataloader_next", self._take_batches()
-        ):
+        for batch in profiled_reads(trainer, "[_TrainingEpochLoop].train_dataloader_next", batches):
             index = progress.batch
-            last = is_last or index + 1 == max_batches
-            update = (index + 1) % accumulate == 0 or (last and not delegated)
+            quiet = index < quiet_end  # an update, not the last, and nothing will be due after it
+            last = not quiet and (index + 1 == max_batches or batches.ended)
+            update = quiet or (index + 1) % accumulate == 0 or (last and not self._strategy_accumulates)
             progress.batch_ready, progress.is_last_batch = index + 1, last
-            batch = to_device(batch, 0)
-            metrics.start_batch(batch)
+            metrics.batch = batch = batch if to_device is None else to_device(batch, 0)
+            metrics.batch_size = None
 
             # train on it
             outputs: Any = None
@@ -232,57 +256,99 @@ class FitLoop:
             elif has_start_hooks and self._call_batch_start(batch, index):
                 skip_epoch = progress.is_last_batch = last = update = True
             else:
-                progress.batch_started = index + 1
                 outputs = run_batch((batch, index) if with_index else (batch,), index, update)
-                loss = outputs.get("loss")
-                if loss is not None:
-                    watch.add(loss)
+                if "loss" in outputs:
+                    losses.append((outputs["loss"], index))
             progress.batch_trained(update)
-            if update and schedulers.step:
-                schedulers.advance(schedulers.step, index)
-            if last and schedulers.epoch:
-                schedulers.advance(schedulers.epoch, progress.epoch)
+            if not quiet or skip_epoch:
+                schedulers.after_batch(index, update, last)
             if skip_epoch:
                 break
 
             # tell everyone
             if metrics.must_sync:
                 metrics.close_step()
-            if calls.on_train_batch_end:
-                metrics.current_hook = "on_train_batch_end"
-                for call in calls.on_train_batch_end:
+            if on_batch_end:
+                progress.in_end_hooks, metrics.current_hook = True, "on_train_batch_end"
+                for call in on_batch_end:
                     call(outputs, batch, index)
+                progress.in_end_hooks = False
+            if quiet and not (trainer.should_stop or signals.noted):
+                progress.count_step()
+                continue
             if metrics.must_sync:
                 metrics.close_step(hooks=True)
-            metrics.batch = None
-            progress.batch_completed = index + 1
-            log_due = log_every and ((progress.batches_that_stepped + 1) % log_every == 0 or trainer.should_stop)
-            if log_due and (update or not automatic):
+            metrics.batch = metrics.batch_size = None
+            if log_every and (update or not automatic) and self._log_due(log_every):
                 emit(trainer, metrics.publish())
 
             # validate, stop
             if validation.this_epoch and self._validation_due(validation, index, last):
                 self._validate(zero_grad=update)
             if update:
-                if schedulers.plateau_step:
-                    schedulers.advance(schedulers.plateau_step, index)
+                schedulers.advance(schedulers.plateau_step, index)
                 progress.count_step()
-            out_of_steps = max_steps != -1 and progress.global_step >= max_steps
-            if not (last or out_of_steps) and (request := self._stop.requested()):
-                self._obey(request)
-            if out_of_steps or last or (trainer.should_stop and self._may_stop()):
+            if last or _reached(progress.global_step, max_steps) or self._asked_to_stop():
                 break
-        watch.look()
+            if not quiet:
+                self._watch.look()
+                quiet_end = self._quiet_until(index + 1, schedulers, validation, log_every)
+        metrics.batches_seen += progress.batch - first
+        self._watch.look()
 
-    def _ready_for_batches(self, validation: ValidationSchedule) -> bool:
+    def _quiet_until(
+        self, index: int, schedulers: Schedulers, validation: ValidationSchedule, log_every: int
+    ) -> int | float:
+        """The first batch from ``index`` on that is not like all others; -1 where each of them may be special."""
+        trainer = self.trainer
+        special = (
+            trainer.accumulate_grad_batches != 1
+            or not trainer.lightning_module.automatic_optimization
+            or trainer.comm is not None
+            or schedulers.per_step
+            or math.isinf(self.max_batches)
+            or (validation.this_epoch and validation.seconds is not None)
+        )
+        if special:
+            return -1
+        return quiet_until(
+            index,
+            trainer.progress,
+            max_batches=self.max_batches,
+            max_steps=self.max_steps,
+            log_every=log_every,
+            look_every=LossWatch.LOOK_EVERY,
+            validation=validation,
+        )
+
+    def _log_due(self, log_every: int) -> bool:
+        return (self.trainer.progress.batches_that_stepped + 1) % log_every == 0 or self.trainer.should_stop
+
+    def _asked_to_stop(self) -> bool:
+        """Obeys signals; whether training ends here because a callback or the user said so."""
+        trainer = self.trainer
+        if (trainer.signals.noted or trainer.comm is not None) and (request := self._stop.requested()):
+            self._obey(request)
+        return trainer.should_stop and self._may_stop()
+
+    def _ready_for_batches(self, validation: ValidationSchedule, schedulers: Schedulers) -> bool:
         """Makes up for what the run that wrote the checkpoint did not get to; whether to train on batches at all."""
         trainer, progress = self.trainer, self.trainer.progress
         if self._resumed and progress.batch and not progress.val_done and validation.this_epoch:
             last = progress.is_last_batch or progress.batch == self.max_batches
             if self._validation_due(validation, progress.batch - 1, last):
                 self._validate(zero_grad=True)
+        if self._resumed and progress.batch and progress.batch_stepped:
+            schedulers.advance(schedulers.plateau_step, progress.batch - 1)
         self._resumed = False
+        if progress.batch >= self.max_batches:
+            self._batches = None  # all of them were trained before the checkpoint, and the next epoch needs its own
+            return False
         return not (trainer.should_stop and self._may_stop())  # it may have been set in a hook before the first batch
+
+    @property
+    def _strategy_accumulates(self) -> bool:
+        return self.trainer.strategy.handles_gradient_accumulation
 
     def _take_batches(self) -> Batches:
         batches, self._batches = self._batches, None
@@ -295,15 +361,16 @@ class FitLoop:
 
     def _call_batch_start(self, batch: Any, index: int) -> bool:
         """The hooks before a batch, and whether the module's own asked to end the epoch by returning -1."""
-        calls, metrics = self.trainer.calls, self.trainer.metrics
-        metrics.current_hook = "on_train_batch_start"
+        calls, metrics, progress = self.trainer.calls, self.trainer.metrics, self.trainer.progress
+        progress.in_start_hooks, metrics.current_hook = True, "on_train_batch_start"
         for call in calls.on_train_batch_start:
             call(batch, index)
         own = calls.module_train_batch_start
         answer = None if own is None else own(batch, index)
         for call in calls.strategy_train_batch_start:
             call(batch, index)
-        return answer == -1
+        progress.in_start_hooks = answer == -1
+        return progress.in_start_hooks
 
     def _validate(self, zero_grad: bool) -> None:
         """Validates inside the training epoch; the training metrics wait meanwhile."""
@@ -364,73 +431,8 @@ class FitLoop:
     def teardown(self) -> None:
         """Lets go of iterators (and the workers behind them)."""
         self._batches = None
-        self._resumed = False
-
-    # ---- warnings --------------------------------------------------------------------------------------------------
-
-    def _warn_about_log_interval(self) -> None:
-        trainer = self.trainer
-        if trainer.loggers and self.max_batches < trainer.log_every_n_steps and not trainer.fast_dev_run:
-            rank_zero_warn(
-                f"an epoch has {self.max_batches} training batches, fewer than log_every_n_steps="
-                f"{trainer.log_every_n_steps}: step values are seldom written. Pass a smaller log_every_n_steps",
-                category=PossibleUserWarning,
-            )
-
-    def _warn_about_eval_mode(self) -> None:
-        frozen = [name for name, part in self.trainer.lightning_module.named_modules() if not part.training]
-        if frozen:
-            shown = ", ".join(repr(name) for name in frozen[:3])
-            rank_zero_warn(
-                f"{len(frozen)} parts of the module are in eval mode at the start of training ({shown}...): dropout "
-                "and batch norm don't train there. If that is not on purpose, call module.train() before fit"
-            )
-
-
-class EpochLoop:
-    """The names under which other code knows the inner loop: counters to read, and the validation loop."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        from leyden.loops.evaluate import EvaluationLoop
-
-        self._trainer = trainer
-        self.val_loop = EvaluationLoop(trainer, RunningStage.VALIDATING, verbose=False, in_fit=True)
-
-    @property
-    def batch_progress(self) -> CountView:
-        return self._trainer.progress.batch_view()
-
-    @property
-    def batch_idx(self) -> int:
-        return self._trainer.progress.batch_ready - 1
-
-    @property
-    def total_batch_idx(self) -> int:
-        return self._trainer.progress.batch_view().total.ready - 1
-
-    @property
-    def global_step(self) -> int:
-        return self._trainer.progress.global_step
-
-    @property
-    def max_steps(self) -> int:
-        return self._trainer.max_steps
-
-    @max_steps.setter
-    def max_steps(self, max_steps: int) -> None:
-        self._trainer.max_steps = max_steps
-
-    @property
-    def min_steps(self) -> int | None:
-        return self._trainer.min_steps
-
-    @min_steps.setter
-    def min_steps(self, min_steps: int | None) -> None:
-        self._trainer.min_steps = min_steps
-
-    @property
-    def _batches_that_stepped(self) -> int:
-        return self._trainer.progress.batches_that_stepped
+        self._resumed = self._in_epoch_end = False
+        self._metrics_before = {}
 
 
 def _reached(count: int, limit: int | None) -> bool:

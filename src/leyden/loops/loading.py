@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -95,66 +96,49 @@ def load_data(trainer: Trainer, source: DataSource, stage: RunningStage) -> Load
     return LoadedData(combined, limits)
 
 
-class Batches(Iterator):
-    """One pass over training data: ``(batch, is_last)``.
+class Batches:
+    """One pass over training data.
 
     The loaders' iterators are made at construction. Data without length is read one batch ahead, to know which is the
     last; with several ranks they agree on that each time, and end together with the first that runs out. So they do
     for a stream that has a length, which can be wrong on some rank.
+
+    Attributes:
+        ended: The batch that was handed out last is the last one. Only data that is read ahead knows.
     """
 
     def __init__(self, data: LoadedData, comm: Any) -> None:
+        self.ended = False
         self._length = data.num_batches
         self._position = 0
         self._comm = comm
         combined = data.combined
-        if len(combined.flattened) == 1 and combined.flattened[0] is combined.iterables:
-            self._source: Iterator = iter(combined.flattened[0])
-            self._packed = False  # no other loaders to pack this one's batch with
-        else:
-            self._source = combined.batches()
-            self._packed = True
+        # One loader has no others to pack its batch with.
+        packed = not (len(combined.flattened) == 1 and combined.flattened[0] is combined.iterables)
+        source = map(itemgetter(0), combined.batches()) if packed else iter(combined.flattened[0])
+        self._source: Iterator[Any] = source
         self._ahead: list[Any] = []
-        self._looks_ahead = math.isinf(self._length) or (comm is not None and data.has_streams)
-        if self._looks_ahead:
+        looks_ahead = math.isinf(self._length) or (comm is not None and data.has_streams)
+        if looks_ahead:
             self._look_ahead()
+        # Else the loop gets the loader's own iterator, and counts: nothing is between them.
+        self._iterator = self._read_ahead() if looks_ahead else source
 
     def skip(self, count: int) -> None:
         """Reads and drops ``count`` batches: those that were trained before the checkpoint."""
         for _ in range(count):
-            try:
-                next(self)
-            except StopIteration:
-                return
+            next(self._iterator, None)
 
-    def __iter__(self) -> Iterator:
-        # A generator, so that the loop pays one resumption per batch and no attribute look-ups.
-        length, position, source, packed = self._length, self._position, self._source, self._packed
-        if self._looks_ahead:
-            while self._ahead:
-                yield next(self)
-            return
-        while position < length:
-            try:
-                item = next(source)
-            except StopIteration:
-                return  # a loader that is shorter than it says
-            position += 1
-            yield (item[0] if packed else item), position == length
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterator
 
-    def __next__(self) -> tuple[Any, bool]:
-        if self._looks_ahead:
-            if not self._ahead:
-                raise StopIteration
+    def _read_ahead(self) -> Iterator[Any]:
+        while self._ahead:
             batch = self._ahead.pop()
             self._position += 1
             self._look_ahead()
-            return batch, not self._ahead
-        if self._position >= self._length:
-            raise StopIteration
-        item = next(self._source)
-        self._position += 1
-        return (item[0] if self._packed else item), self._position == self._length
+            self.ended = not self._ahead
+            yield batch
 
     def _look_ahead(self) -> None:
         if self._position >= self._length:
@@ -172,7 +156,7 @@ class Batches(Iterator):
                 )
             more = everywhere
         if more:
-            self._ahead.append(item[0] if self._packed else item)
+            self._ahead.append(item)
 
 
 def batch_transfer(trainer: Trainer, source: DataSource) -> Callable[[Any, int], Any]:

@@ -333,6 +333,9 @@ class BarebonesLog:
             key="barebones-log",
         )
 
+    batch_size: int | None = None
+    batches_seen = 0
+
     def start_batch(self, batch: Any, dataloader: int | None = None) -> None: ...
 
     def sync_steps(self, even: bool) -> None: ...

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["AutomaticOptimization", "Backward", "ManualOptimization", "takes_batch_idx"]
 
 Outputs = dict[str, Any]
+RunBatch = Callable[[tuple, int, bool], Outputs]  # arguments of training_step, batch_idx, whether the optimizer steps
 
 
 def takes_batch_idx(step: Callable) -> bool:
@@ -65,6 +66,8 @@ class Backward:
         )
         self._strategy_backward = None if plain else strategy.backward
         self._scale = None if format_.pre_backward is Precision.pre_backward else precision.pre_backward
+        hooked = calls.on_before_backward or calls.on_after_backward
+        self.plain = plain and not hooked and self._module_backward is None and self._scale is None
 
     def __call__(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._strategy_backward is not None:
@@ -108,6 +111,9 @@ class AutomaticOptimization:
     The direct path calls the few functions that do the work. It is taken when nobody replaced a part of it (the
     module's ``optimizer_step``, the strategy's, the precision's) and when the optimizer evaluates its closure exactly
     once, which is known for torch's own, save LBFGS. Else the overridable methods are called, with a closure.
+
+    Attributes:
+        run_batch: Trains on one batch.
     """
 
     def __init__(self, trainer: Trainer, calls: Calls) -> None:
@@ -129,6 +135,10 @@ class AutomaticOptimization:
         # before it, and their memory is free for activations.
         self._zero_early = not (self._own_zero_grad or calls.on_before_zero_grad)
         self._own_clipping = module_overrides("configure_gradient_clipping", module)
+        self._acts_before_step = bool(
+            calls.on_before_optimizer_step or self._own_clipping or trainer.gradient_clip_val is not None
+        )
+        self._plain_backward = self._backward.plain
         self._outputs: Outputs = {}
         self._world_size = trainer.world_size
         strategy.before_step = self._before_step
@@ -138,38 +148,49 @@ class AutomaticOptimization:
             and type(precision).optimizer_step is Precision.optimizer_step
             and _evaluates_once(self._optimizer)
         )
+        self.run_batch: RunBatch = _plain_run(self) if self._is_plain() else self._run
 
-    def run(self, args: tuple, batch_idx: int, update: bool) -> Outputs:
+    def _is_plain(self) -> bool:
+        return (
+            self._direct
+            and self._zero_early
+            and self._plain_backward
+            and not self._acts_before_step
+            and self._accumulate == 1
+            and not self._handles_accumulation
+        )
+
+    def _run(self, args: tuple, batch_idx: int, update: bool) -> Outputs:
         """Trains on one batch; ``update``: the optimizer steps, else gradients only accumulate."""
-        zero = batch_idx % self._accumulate == 0
         if not update and not self._handles_accumulation:
             if self._no_sync is None:
-                self._forward_backward(args, batch_idx, zero)
+                self._forward_backward(args, batch_idx)
             else:
                 with self._no_sync():
-                    self._forward_backward(args, batch_idx, zero)
+                    self._forward_backward(args, batch_idx)
         elif self._direct:
-            self._forward_backward(args, batch_idx, zero)
-            self._before_step(self._optimizer)
+            self._forward_backward(args, batch_idx)
+            if self._acts_before_step:
+                self._before_step(self._optimizer)
             self._optimizer.step()
-            if update:
-                self._progress.global_step += 1
         else:
-            closure = functools.partial(self._forward_backward, args, batch_idx, zero)
+            closure = functools.partial(self._forward_backward, args, batch_idx)
             self._metrics.current_hook = "optimizer_step"
             self._module.optimizer_step(self._trainer.current_epoch, batch_idx, self._wrapped, closure)
-            if update:
-                self._progress.global_step += 1
+        if update:
+            self._progress.global_step += 1
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def _forward_backward(self, args: tuple, batch_idx: int, zero: bool) -> Tensor | None:
+    def _forward_backward(self, args: tuple, batch_idx: int) -> Tensor | None:
         """The closure: training_step, zero_grad, backward."""
+        zero = self._accumulate == 1 or batch_idx % self._accumulate == 0
         if zero and self._zero_early:
             self._optimizer.zero_grad()
         self._metrics.current_hook = "training_step"
-        output = self._training_step(*args)
-        loss, extra = _loss_of(output, self._module)
+        loss, extra = self._training_step(*args), None
+        if type(loss) is not Tensor:
+            loss, extra = _loss_of(loss, self._module)
         if zero and not self._zero_early:
             self._zero_grad(batch_idx)
         if loss is None:
@@ -179,7 +200,10 @@ class AutomaticOptimization:
             loss = loss / self._accumulate
         detached = loss.detach()
         self._outputs = {"loss": detached, **extra} if extra else {"loss": detached}
-        self._backward(loss)
+        if self._plain_backward and loss.requires_grad:
+            loss.backward()
+        else:
+            self._backward(loss)
         return detached
 
     def _zero_grad(self, batch_idx: int) -> None:
@@ -219,6 +243,40 @@ class AutomaticOptimization:
             "training_step returned None: this batch is skipped. If that is not on purpose, return the loss",
             key="training-step-none",
         )
+
+
+def _plain_run(optimization: AutomaticOptimization) -> RunBatch:
+    """`AutomaticOptimization._run` for the usual case in one function: no hooks, nothing replaced, no accumulation.
+
+    A step's cost is what it touches: each further function and object is fetched from main memory again, because the
+    model's weights went through the caches since the last step.
+    """
+    metrics, progress, optimizer = optimization._metrics, optimization._progress, optimization._optimizer
+    training_step, zero_grad = optimization._training_step, optimization._optimizer.zero_grad
+    module, no_loss, backward = optimization._module, optimization._no_loss, optimization._backward
+
+    def run(args: tuple, batch_idx: int, update: bool) -> Outputs:
+        zero_grad()
+        metrics.current_hook = "training_step"
+        loss, extra = training_step(*args), None
+        if type(loss) is not Tensor:
+            loss, extra = _loss_of(loss, module)
+        outputs = {}
+        if loss is None:
+            no_loss()
+        else:
+            outputs["loss"] = loss.detach()
+            if extra:
+                outputs.update(extra)
+            if loss.requires_grad:
+                loss.backward()
+            else:
+                backward(loss)  # says what is wrong
+        optimizer.step()  # looked up each time: schedulers wrap it
+        progress.global_step += 1
+        return outputs
+
+    return run
 
 
 def _loss_of(output: Any, module: Any) -> tuple[Tensor | None, Mapping[str, Any] | None]:
@@ -261,7 +319,7 @@ class ManualOptimization:
         for optimizer in trainer._lightning_optimizers:
             _count_steps(optimizer, self._progress)
 
-    def run(self, args: tuple, batch_idx: int, update: bool) -> Outputs:
+    def run_batch(self, args: tuple, batch_idx: int, update: bool) -> Outputs:
         """Calls training_step; steps are counted where the user's optimizers make them."""
         self._metrics.current_hook = "training_step"
         output = self._training_step(*args)

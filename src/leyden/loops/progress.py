@@ -35,26 +35,31 @@ class Progress:
     epochs_started: int = 0
     epochs_processed: int = 0  # epochs whose batches are done; ahead of `epoch` while the end hooks run
     batch_ready: int = 0  # batches of the running epoch: fetched,
-    batch_started: int = 0
-    batch: int = 0  # trained,
-    batch_completed: int = 0  # and finished with their end hooks
-    total_batches: int = 0  # trained batches of all epochs
+    batch: int = 0  # and trained
+    batches_before: int = 0  # trained batches of all epochs before
     global_step: int = 0  # updates, summed over optimizers: `trainer.global_step`
     batches_that_stepped: int = 0  # batches that ended in an update: the x-axis of loggers
     batch_stepped: bool = True  # the last trained batch made an update, it did not only accumulate
     step_uncounted: bool = False  # ... and `batches_that_stepped` lacks it as yet
     is_last_batch: bool = False
     val_done: bool = False  # the validation that was due after the last trained batch has run
+    in_start_hooks: bool = False  # of the batch that is ready; stays when they ended the epoch
+    in_end_hooks: bool = False  # of the batch that was trained
+
+    @property
+    def total_batches(self) -> int:
+        """Trained batches of all epochs."""
+        return self.batches_before + self.batch
 
     def start_epoch(self) -> None:
         self.epochs_started = self.epochs_processed + 1  # not += 1: a fit before may have failed inside its epoch
-        self.batch_ready = self.batch_started = self.batch = self.batch_completed = 0
-        self.val_done = False
+        self.batches_before += self.batch
+        self.batch_ready = self.batch = 0
+        self.val_done = self.in_start_hooks = False
 
     def batch_trained(self, update: bool) -> None:
         """A batch went through training_step; ``update``: an optimizer stepped after it."""
         self.batch += 1
-        self.total_batches += 1
         self.val_done = False
         self.batch_stepped = self.step_uncounted = update
 
@@ -68,6 +73,6 @@ class Progress:
         return CountView(count, count)
 
     def batch_view(self) -> CountView:
-        before = self.total_batches - self.batch
-        current = Count(self.batch_ready, self.batch_started, self.batch, self.batch_completed)
-        return CountView(current, Count(*(before + n for n in current)), self.is_last_batch)
+        started = self.batch_ready - self.in_start_hooks
+        current = Count(self.batch_ready, started, self.batch, self.batch - self.in_end_hooks)
+        return CountView(current, Count(*(self.batches_before + n for n in current)), self.is_last_batch)

@@ -13,9 +13,10 @@ from leyden.base.log import rank_zero_warn
 
 if TYPE_CHECKING:
     from leyden.core.optim import LRSchedulerConfig
+    from leyden.loops.progress import Progress
     from leyden.trainer.trainer import Trainer
 
-__all__ = ["Schedulers", "ValidationSchedule", "batches_between_validations"]
+__all__ = ["Schedulers", "ValidationSchedule", "batches_between_validations", "quiet_until"]
 
 
 def batches_between_validations(
@@ -95,12 +96,54 @@ class ValidationSchedule:
         return ((total_batch_idx if self.across_epochs else batch_idx) + 1) % self.every_n_batches == 0
 
 
+def quiet_until(
+    index: int,
+    progress: Progress,
+    *,
+    max_batches: int | float,
+    max_steps: int,
+    log_every: int,
+    look_every: int,
+    validation: ValidationSchedule,
+) -> int | float:
+    """The first batch from ``index`` on after which something may be due; before it the loop need not ask.
+
+    Holds where every batch makes one step, and nothing is due by the clock.
+
+    Args:
+        index: The coming batch of the epoch.
+        progress: The counters as they are before that batch.
+        max_batches: Of the epoch; its last batch is never quiet.
+        max_steps: Of the run; -1: no limit.
+        log_every: Steps between rows for the loggers; 0: none are written.
+        look_every: Batches after which losses are looked at.
+        validation: Of this epoch.
+    """
+    due = [max_batches - 1, index + look_every - 1]
+    if max_steps != -1:
+        due.append(index + max_steps - progress.global_step - 1)
+    if log_every:
+        due.append(index + log_every - 1 - progress.batches_that_stepped % log_every)
+    every = validation.every_n_batches
+    if validation.this_epoch and every is not None:
+        counted = progress.batches_before + index if validation.across_epochs else index
+        due.append(index + every - 1 - counted % every)
+    return min(due)
+
+
 class Schedulers:
-    """The learning-rate schedulers of a run, sorted by when they step."""
+    """The learning-rate schedulers of a run, sorted by when they step.
 
-    __slots__ = ("_module", "_trainer", "epoch", "plateau_epoch", "plateau_step", "step")
+    Args:
+        trainer: Whose schedulers.
+        lenient: Skip a plateau step whose metric is missing: in an epoch that goes on from a checkpoint, it may have
+            been logged before.
+    """
 
-    def __init__(self, trainer: Trainer) -> None:
+    __slots__ = ("_lenient", "_module", "_trainer", "epoch", "per_step", "plateau_epoch", "plateau_step", "step")
+
+    def __init__(self, trainer: Trainer, lenient: bool = False) -> None:
+        self._lenient = lenient
         module = trainer.lightning_module
         configs = trainer.lr_scheduler_configs if module.automatic_optimization else []
         self._trainer = trainer
@@ -109,6 +152,15 @@ class Schedulers:
         self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]
         self.plateau_step = [c for c in configs if c.interval == "step" and c.reduce_on_plateau]
         self.plateau_epoch = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
+
+        self.per_step = bool(self.step or self.plateau_step)
+
+    def after_batch(self, index: int, update: bool, last: bool) -> None:
+        """Steps those that go by updates, and on the epoch's last batch those that go by epochs."""
+        if update:
+            self.advance(self.step, index)
+        if last:
+            self.advance(self.epoch, self._trainer.current_epoch)
 
     def advance(self, configs: Sequence[LRSchedulerConfig], index: int) -> None:
         """Steps those whose frequency divides ``index + 1``; ``index`` is the batch's in the epoch, or the epoch's."""
@@ -126,7 +178,7 @@ class Schedulers:
     def _monitored(self, config: LRSchedulerConfig) -> Any:
         metrics = self._trainer.callback_metrics
         value = metrics.get(config.monitor)  # pyright: ignore[reportArgumentType]
-        if value is None:
+        if value is None and not self._lenient:
             message = (
                 f"ReduceLROnPlateau monitors {config.monitor!r}, which was not logged; there are {sorted(metrics)}. "
                 "Log it, or set 'monitor' in the scheduler dict to one of these"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -23,39 +24,35 @@ class LossWatch:
 
     LOOK_EVERY = 50  # batches
 
-    __slots__ = ("_epoch", "_first_batch", "_losses", "_warned")
+    __slots__ = ("_epoch", "_warned", "losses")
 
     def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._first_batch = 0
+        self.losses: list[tuple[Any, int]] = []  # with the batch; the loop appends, what is no tensor is ignored
         self._epoch = 0
         self._warned = False
 
-    def start_epoch(self, epoch: int, batch: int) -> None:
-        self._losses.clear()
+    def start_epoch(self, epoch: int) -> None:
+        self.losses.clear()
         self._epoch = epoch
-        self._first_batch = batch
-
-    def add(self, loss: Tensor) -> None:
-        """Keeps the (detached) loss of the next batch."""
-        self._losses.append(loss)
-        if len(self._losses) >= self.LOOK_EVERY:
-            self.look()
 
     def look(self) -> None:
         """Looks at what was kept since the last time."""
-        losses, self._losses = self._losses, []
-        first, self._first_batch = self._first_batch, self._first_batch + len(losses)
+        losses = [(loss, batch) for loss, batch in self.losses if isinstance(loss, Tensor)]
+        self.losses.clear()
         if self._warned or not losses:
             return
-        bad = (~torch.isfinite(torch.stack([loss.sum() for loss in losses]))).nonzero()
-        if len(bad) == 0:
+        # Of each loss its sum, which keeps what is not finite; nearly all losses are 0-d and need none.
+        together = torch.stack([loss if loss.dim() == 0 else loss.sum() for loss, _ in losses])
+        if math.isfinite(together.sum().item()):
             return
+        bad = (~torch.isfinite(together)).nonzero()
+        if len(bad) == 0:
+            return  # finite, but their sum is not
         self._warned = True
-        position = int(bad[0])
-        value = float(losses[position].sum())
+        loss, batch = losses[int(bad[0])]
+        value = float(loss.sum())
         rank_zero_warn(
-            f"the training loss of epoch {self._epoch}, batch {first + position} is {value}; {len(bad)} of the last "
+            f"the training loss of epoch {self._epoch}, batch {batch} is {value}; {len(bad)} of the last "
             f"{len(losses)} losses are not finite. Try: a lower learning rate; Trainer(gradient_clip_val=1.0); a look "
             "at that batch for NaN or infinite inputs; precision='bf16-mixed' instead of '16-mixed'; "
             "Trainer(detect_anomaly=True) to find the operation. (Said once per run.)",

@@ -55,7 +55,7 @@ class AdvancedProfiler(Profiler):
     def stop(self, action_name: str) -> None:
         """An action ends; the one around it goes on."""
         if action_name not in self.profiled_actions:
-            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
+            raise ValueError(f"stop({action_name!r}) without a start({action_name!r}) before it")
         self.profiled_actions[action_name].disable()
         if action_name in self._running:
             self._running.remove(action_name)

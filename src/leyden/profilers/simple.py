@@ -35,7 +35,7 @@ class SimpleProfiler(Profiler):
     def start(self, action_name: str) -> None:
         """An action begins."""
         if action_name in self.current_actions:
-            raise ValueError(f"Attempted to start {action_name} which has already started.")
+            raise ValueError(f"start({action_name!r}) again, without a stop({action_name!r}) between")
         self.current_actions[action_name] = time.perf_counter()
 
     def stop(self, action_name: str) -> None:
@@ -43,7 +43,7 @@ class SimpleProfiler(Profiler):
         end = time.perf_counter()
         start = self.current_actions.pop(action_name, None)
         if start is None:
-            raise ValueError(f"Attempting to stop recording an action ({action_name}) which was never started.")
+            raise ValueError(f"stop({action_name!r}) without a start({action_name!r}) before it")
         self.recorded_durations[action_name].append(end - start)
 
     def summary(self) -> str:

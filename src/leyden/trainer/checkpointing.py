@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dump_checkpoint", "restore_model", "restore_training_state"]
 
+_METRICS = "leyden_metrics"  # beside the position, where Lightning does not look
+
 
 def dump_checkpoint(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
     """Everything that a run needs to go on, under Lightning's keys.
@@ -40,6 +42,9 @@ def dump_checkpoint(trainer: Trainer, weights_only: bool = False) -> dict[str, A
         checkpoint[schema.LR_SCHEDULERS] = [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]
         if state := precision.state_dict():
             checkpoint[type(precision).__qualname__] = state
+        # What a plateau scheduler or an EarlyStopping is going to look at may have been logged before, and once.
+        metrics = {name: value.detach().cpu() for name, value in trainer.callback_metrics.items()}
+        checkpoint[schema.LOOPS]["fit_loop"]["state_dict"][_METRICS] = metrics
     for owner in (module, trainer.datamodule):
         _add_hparams(checkpoint, owner)
     datamodule = trainer.datamodule
@@ -158,19 +163,18 @@ def _restore_position(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     progress = trainer.progress
     progress.epoch = progress.epochs_processed = progress.epochs_started = position.epoch
     progress.batch = position.batch or position.previous_batches
-    progress.batch_ready = progress.batch_started = progress.batch_completed = progress.batch
+    progress.batch_ready = progress.batch
     progress.global_step = position.global_step
     progress.batches_that_stepped = position.batches_that_stepped
-    progress.total_batches = position.total_batches
+    progress.batches_before = position.total_batches - progress.batch
     progress.is_last_batch = position.is_last_batch
     progress.val_done = position.val_done
     progress.step_uncounted = False
     progress.batch_stepped = position.stepped
     if position.batch:
         progress.epochs_started += 1
-        trainer.fit_loop.resume(schema.loader_states(loops))
-    elif states := schema.loader_states(loops):
-        trainer.fit_loop.resume(states)
+    metrics = loops.get("fit_loop", {}).get("state_dict", {}).get(_METRICS, {})
+    trainer.fit_loop.resume(schema.loader_states(loops), metrics, position.in_epoch_end)
     max_epochs = trainer.max_epochs
     if max_epochs not in (None, -1) and position.epoch > max_epochs:  # pyright: ignore[reportOperatorIssue]
         raise MisconfigurationException(

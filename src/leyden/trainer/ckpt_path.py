@@ -13,6 +13,8 @@ from leyden.base.states import TrainerFn
 from leyden.callbacks.checkpoint import ModelCheckpoint
 from leyden.callbacks.exception_checkpoint import OnExceptionCheckpoint
 from leyden.dist.schedulers import SLURMEnvironment
+from leyden.dist.worker import begin_fit
+from leyden.trainer.worker_report import worker_checkpoint
 
 if TYPE_CHECKING:
     from leyden.trainer.trainer import Trainer
@@ -46,6 +48,9 @@ def select_ckpt_path(trainer: Trainer, ckpt_path: Any, model_provided: bool) -> 
             trainer.ckpt_path = None
     if ckpt_path is None and SLURMEnvironment.detect() and _newest_hpc(trainer.default_root_dir):
         ckpt_path = "hpc"
+    if trainer.state.fn is TrainerFn.FITTING:
+        begin_fit()
+        ckpt_path = worker_checkpoint() if ckpt_path is None else ckpt_path
     if ckpt_path is None and on_exception and trainer.state.fn is TrainerFn.FITTING:
         return _last(trainer, method, on_exception, asked_for=False)
     if ckpt_path is None:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from leyden.base.errors import MisconfigurationException
 from leyden.core.callback import Callback, Checkpoint
 from leyden.core.hooks import is_overridden
+from leyden.dist.worker import current
 from leyden.trainer.run import order_callbacks
+from leyden.trainer.worker_report import WorkerReport, WorkerSigns
 
 if TYPE_CHECKING:
     from leyden.trainer.spec import TrainerSpec
@@ -23,7 +25,10 @@ def default_loggers(spec: TrainerSpec) -> list[Any]:
         from leyden.dist.schedulers import SLURMEnvironment
         from leyden.loggers.tensorboard import TensorBoardLogger
 
-        return [TensorBoardLogger(spec.default_root_dir, version=SLURMEnvironment.job_id())]
+        worker = current()
+        # A restart of the workers goes on in the folder of the run, where its checkpoints are.
+        version = SLURMEnvironment.job_id() if worker is None else worker.run_name or None
+        return [TensorBoardLogger(spec.default_root_dir, version=version)]
     loggers = list(spec.logger)
     return _dummies(len(loggers)) if spec.fast_dev_run and loggers else loggers
 
@@ -60,8 +65,18 @@ def default_callbacks(spec: TrainerSpec) -> list[Callback]:
 
         if not any(isinstance(c, ModelSummary) for c in callbacks):
             callbacks.append(RichModelSummary())
+    if current() is not None and not spec.barebones:
+        callbacks.append(WorkerSigns())
+        if not _reports_by_script(spec):
+            callbacks.append(WorkerReport())
     _check_state_keys(callbacks)
     return order_callbacks(callbacks)
+
+
+def _reports_by_script(spec: TrainerSpec) -> bool:
+    """Whether the script was written for Ray Train, and so says itself what is reported and when."""
+    parts = (*spec.callbacks, spec.strategy, spec.cluster_environment)
+    return any(getattr(part, "reports_by_script", False) for part in parts)
 
 
 def _check_state_keys(callbacks: list[Callback]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from leyden.base.errors import MisconfigurationException
-from leyden.base.log import rank_zero_info
+from leyden.base.log import rank_zero_info, warn_once
 from leyden.dist.devices import Accelerator, CUDAAccelerator, resolve_accelerator
 from leyden.dist.env import ClusterEnvironment, TorchElasticEnvironment, detect_environment
+from leyden.dist.worker import TrainWorkerEnvironment, current
 from leyden.strategies.base import SingleDeviceStrategy, Strategy
 from leyden.strategies.layer_sync import LayerSync, TorchSyncBatchNorm
 from leyden.strategies.precision import Precision, precision_plugin, resolve_precision
@@ -161,7 +162,9 @@ def _accelerator(argument: Any, strategy: Any) -> Accelerator:
         return accelerator
     if held is not None:
         return resolve_accelerator(held)
-    devices = _own_devices(strategy)
+    devices, worker = _own_devices(strategy), current()
+    if not devices and worker is not None:
+        return resolve_accelerator(torch.device(worker.device).type)  # a CPU worker leaves the GPUs to others
     return resolve_accelerator(devices[0].type if devices else "auto")
 
 
@@ -181,12 +184,14 @@ def _connect(
     held: Strategy | None = strategy if isinstance(strategy, Strategy) else None
     environment = _environment(held, plugins)
     parallel_devices = _own_devices(strategy)
-    if not parallel_devices:
+    if not parallel_devices and isinstance(environment, TrainWorkerEnvironment):
+        parallel_devices, num_nodes = _worker_devices(accelerator, environment, devices)
+    elif not parallel_devices:
         if devices == "auto":
             devices, num_nodes = _auto_devices(accelerator, environment, num_nodes)
         parallel_devices = list(accelerator.get_parallel_devices(accelerator.parse_devices(devices)))
     precision_part = _precision(held, plugins, precision, parallel_devices[0].type)
-    built = held or _strategy(strategy, parallel_devices, num_nodes)
+    built = held or _strategy(strategy, parallel_devices, num_nodes, environment)
 
     built.accelerator = accelerator
     built.precision_plugin = precision_part
@@ -203,7 +208,8 @@ def _connect(
             f"strategy={strategy!r} connects several processes, which MPS can't; pass strategy='auto', or"
             " accelerator='cpu'."
         )
-    built.configure_launcher()
+    if not isinstance(environment, TrainWorkerEnvironment):  # the workers are all there
+        built.configure_launcher()
     if is_interactive() and built.launcher is not None and not built.launcher.is_interactive_compatible:
         raise MisconfigurationException(
             f"strategy={strategy!r} starts the script again, which a notebook has not; pass strategy='ddp_notebook', or"
@@ -245,6 +251,25 @@ def _auto_devices(accelerator: Accelerator, environment: ClusterEnvironment, num
     return count, num_nodes
 
 
+def _worker_devices(
+    accelerator: Accelerator, environment: TrainWorkerEnvironment, devices: Any
+) -> tuple[list[torch.device], int]:
+    """The devices of this node's workers, and the number of nodes: both were decided when the workers were started."""
+    found = environment.devices()
+    own, info = torch.device(environment.worker.device), environment.worker.info
+    if accelerator.name() != own.type and accelerator.name() in ("cpu", "cuda", "mps"):
+        raise MisconfigurationException(
+            f"accelerator={accelerator.name()!r}, but the device of this worker is {str(own)!r}: pass"
+            " accelerator='auto', and decide on GPUs by ScalingConfig(use_gpu=...)."
+        )
+    if devices != "auto" and len(accelerator.get_parallel_devices(accelerator.parse_devices(devices))) != len(found):
+        warn_once(
+            f"devices={devices!r} is ignored: ScalingConfig(num_workers=...) decided on {info.world_size} workers,"
+            f" {len(found)} of them on this node. Pass devices='auto'."
+        )
+    return found, -(-info.world_size // info.local_world_size)
+
+
 def _precision(held: Strategy | None, plugins: Plugins, argument: Any, device_type: str) -> Precision:
     own = None if held is None else held.precision_plugin
     if type(own) is Precision:  # every strategy has this one, so nobody asked for it
@@ -264,11 +289,21 @@ def _precision(held: Strategy | None, plugins: Plugins, argument: Any, device_ty
     return given
 
 
-def _strategy(argument: Any, devices: list[torch.device], num_nodes: int) -> Strategy:
+class _LoneWorkerStrategy(SingleDeviceStrategy):
+    """One worker of an orchestrated run; a restart may have more of them, or fewer."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """As for many, so that the order of the samples does not depend on their number."""
+        return {"num_replicas": 1, "rank": 0}
+
+
+def _strategy(argument: Any, devices: list[torch.device], num_nodes: int, environment: ClusterEnvironment) -> Strategy:
     name = argument.lower()
     if name == "auto":
         if num_nodes == 1 and len(devices) == 1:
-            return SingleDeviceStrategy(device=devices[0])
+            lone = isinstance(environment, TrainWorkerEnvironment)
+            return (_LoneWorkerStrategy if lone else SingleDeviceStrategy)(device=devices[0])
         name = "ddp_fork" if num_nodes == 1 and is_interactive() else "ddp"
     if name != "single_device":
         return StrategyRegistry.get(name)

@@ -248,9 +248,13 @@ def _attach_module_callbacks(trainer: Trainer, module: LightningModule) -> None:
 
 
 def order_callbacks(callbacks: list[Callback]) -> list[Callback]:
-    """Tuners first, since they change what the others see; checkpoints last, since they save what the others did."""
+    """Tuners first, since they change what the others see; checkpoints last, since they save what the others did.
+
+    After them comes only what reports the files that they saved.
+    """
     first = [c for c in callbacks if getattr(c, "runs_first", False)]
     last = [c for c in callbacks if isinstance(c, Checkpoint)]
+    last += [c for c in callbacks if getattr(c, "runs_last", False)]
     return first + [c for c in callbacks if c not in first and c not in last] + last
 
 

@@ -23,13 +23,14 @@ class Signals:
     """The signals of a run. A handler only sets a flag: nothing can be saved safely inside one."""
 
     def __init__(self) -> None:
+        self.noted = False  # some signal arrived: worth asking `take`
         self.received_sigterm = False
         self._requeue = False
         self._before: dict[int, Any] = {}
 
     def register(self, trainer: Trainer) -> None:
         """Installs the handlers; handlers of others are called after ours. Only the main thread may do it."""
-        self.received_sigterm = self._requeue = False
+        self.noted = self.received_sigterm = self._requeue = False
         if threading.current_thread() is not threading.main_thread():
             return
         self._install(signal.SIGTERM, self._sigterm_handler(trainer))
@@ -73,15 +74,15 @@ class Signals:
                 launcher = trainer.strategy.launcher
                 if launcher is not None:
                     launcher.kill(number)  # our children train along with us
-            self.received_sigterm = True
+            self.noted = self.received_sigterm = True
 
         return note
 
     def _note_requeue(self) -> None:
-        self._requeue = True
+        self.noted = self._requeue = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"received_sigterm": False, "_requeue": False, "_before": {}}
+        return {"noted": False, "received_sigterm": False, "_requeue": False, "_before": {}}
 
 
 def requeue_job() -> None:

@@ -28,7 +28,7 @@ __all__ = [
 # What a step may return: a loss, a dict with "loss" (training) or with anything (evaluation), or None.
 STEP_OUTPUT: TypeAlias = Tensor | Mapping[str, Any] | None
 
-# Any iterable or collection of iterables.
+# An iterable of batches, or nested collections of such.
 TRAIN_DATALOADERS: TypeAlias = Any
 EVAL_DATALOADERS: TypeAlias = Any
 

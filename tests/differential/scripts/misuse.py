@@ -216,9 +216,10 @@ def warnings_given(L: Any, tmp: Path, rec: Record) -> None:
     rec.warned("shuffled validation", lambda: fit(net(), loader(4), loader(4, shuffle=True)), ["shuffle"])
     rec.warned("no length given", lambda: quiet_trainer(L, tmp, max_epochs=None, max_steps=-1), ["max_epochs", "1000"])
     rec.warned("log interval", lambda: fit(net(), loader(2), log_every_n_steps=50, logger=True), ["log_every_n_steps"])
-    saver = sub(L, "callbacks").ModelCheckpoint(tmp)
-    (tmp / "there.txt").write_text("not empty")
-    rec.warned("folder in use", lambda: fit(net(), loader(2), callbacks=[saver]), ["exists and is not empty"])
+    saver = sub(L, "callbacks").ModelCheckpoint(tmp / "in_use")
+    (tmp / "in_use").mkdir()
+    (tmp / "in_use" / "there.txt").write_text("not empty")
+    rec.warned("folder in use", lambda: fit(net(), loader(2), callbacks=[saver]), ["in_use"])
     rec.warned(
         "metric missing",
         lambda: fit(net(), loader(2), callbacks=[sub(L, "callbacks").EarlyStopping("no", strict=False)]),
