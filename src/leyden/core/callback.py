@@ -21,6 +21,14 @@ class Callback:
     """
 
     @property
+    def _wake_up(self) -> float | None:
+        """The `time.monotonic` before which ``on_train_batch_end`` has nothing to do; None where that can't be told.
+
+        It is still called after the last batch of an epoch, and before a validation.
+        """
+        return None
+
+    @property
     def _idle_hooks(self) -> frozenset[str]:
         """Hooks that have nothing to do in this run, looked up at each epoch's start: a loop need not call them."""
         return frozenset()

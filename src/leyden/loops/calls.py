@@ -14,7 +14,15 @@ from leyden.strategies.base import Strategy
 if TYPE_CHECKING:
     from leyden.trainer.trainer import Trainer
 
-__all__ = ["Calls", "compile_calls", "module_overrides", "profiled_reads", "profiled_step", "profiler_spans"]
+__all__ = [
+    "Calls",
+    "call_clocked",
+    "compile_calls",
+    "module_overrides",
+    "profiled_reads",
+    "profiled_step",
+    "profiler_spans",
+]
 
 # Compiled hooks: those that the loops only notify. The rest (setup, saving, exceptions, replacing hooks) are rare or
 # have rules of their own, and are called by name where they belong.
@@ -30,11 +38,18 @@ _COMPILED = tuple(
 class Calls:
     """One tuple of bound callables per hook, in the order callbacks, module, strategy.
 
-    Two hooks have an order of their own and are kept in parts: the module's ``on_train_batch_start`` may end the
+    Three hooks are kept in parts. Callbacks that go by the clock are apart in ``clocked_batch_end``, with their
+    ``on_train_batch_end``. Two have an order of their own: the module's ``on_train_batch_start`` may end the
     epoch by returning -1, and at an epoch's end callbacks that monitor a metric run after the module.
     """
 
-    __slots__ = (*_COMPILED, "module_train_batch_start", "monitors_train_epoch_end", "strategy_train_batch_start")
+    __slots__ = (
+        *_COMPILED,
+        "clocked_batch_end",
+        "module_train_batch_start",
+        "monitors_train_epoch_end",
+        "strategy_train_batch_start",
+    )
 
     if TYPE_CHECKING:  # the slots of compiled hooks
 
@@ -72,6 +87,7 @@ def compile_calls(trainer: Trainer) -> Calls:
     profiled = profiler_spans(trainer)
     calls = Calls()
     monitors: list[Any] = []
+    clocked: list[tuple[Callback, Any]] = []
     for name in _COMPILED:
         found: list[Any] = []
         for callback in trainer.callbacks:
@@ -79,8 +95,12 @@ def compile_calls(trainer: Trainer) -> Calls:
             if HOOKS[name].callback and not idle and not is_untouched(name, callback, Callback):
                 bound = functools.partial(getattr(callback, name), trainer, module)
                 bound = profiled(f"[Callback]{callback.state_key}.{name}", bound)
-                late = name == "on_train_epoch_end" and _monitors(callback)
-                (monitors if late else found).append(bound)
+                if name == "on_train_epoch_end" and _monitors(callback):
+                    monitors.append(bound)
+                elif name == "on_train_batch_end" and callback._wake_up is not None:
+                    clocked.append((callback, bound))
+                else:
+                    found.append(bound)
         own = ()
         if HOOKS[name].module and not is_untouched(name, module, LightningModule):
             own = (profiled(f"[LightningModule]{type(module).__name__}.{name}", getattr(module, name)),)
@@ -94,6 +114,7 @@ def compile_calls(trainer: Trainer) -> Calls:
         else:
             setattr(calls, name, (*found, *own, *theirs))
     calls.monitors_train_epoch_end = tuple(monitors)
+    calls.clocked_batch_end = tuple(clocked)
     return calls
 
 
@@ -142,3 +163,10 @@ def profiled_reads(trainer: Trainer, name: str, batches: Iterable) -> Iterable:
             yield item
 
     return timed()
+
+
+def call_clocked(clocked: tuple[tuple[Any, Any], ...], *args: Any) -> float:
+    """Calls the callbacks that go by the clock; returns when the next of them wants to be called."""
+    for _, call in clocked:
+        call(*args)
+    return min(callback._wake_up for callback, _ in clocked)

@@ -171,7 +171,7 @@ class EvaluationLoop:
             while len(outputs) < loader:
                 outputs.append(self._close_loader(len(outputs)))
             self.is_last_batch = loader == last_loader and index + 1 == ends[loader]
-            batch = to_device(batch, loader)
+            batch = batch if to_device is None else to_device(batch, loader)
             metrics.start_batch(batch, loader if several else None)
             place = (index, loader) if several else (index,)
             if on_start:

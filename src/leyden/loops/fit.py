@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from leyden.base.errors import SIGTERMException
 from leyden.base.log import rank_zero_info, warn_once
 from leyden.base.states import RunningStage
 from leyden.loops.advice import advise_on_eval_mode, advise_on_log_interval
-from leyden.loops.calls import profiled_reads, profiler_spans
+from leyden.loops.calls import Calls, call_clocked, profiled_reads, profiler_spans
 from leyden.loops.emit import emit
 from leyden.loops.epoch_loop import EpochLoop
 from leyden.loops.loading import Batches, LoadedData, batch_transfer, load_data
-from leyden.loops.optimize import AutomaticOptimization, ManualOptimization, takes_batch_idx
+from leyden.loops.optimize import AutomaticOptimization, ManualOptimization, RunBatch, takes_batch_idx
 from leyden.loops.progress import CountView
 from leyden.loops.schedule import Schedulers, ValidationSchedule, batches_between_validations, quiet_until
 from leyden.loops.watch import LossWatch, Request, StopWatch
@@ -184,7 +184,7 @@ class FitLoop:
         self.data.set_epoch(trainer.progress.epochs_processed)  # before loader workers begin to read ahead
         self._batches = Batches(self.data, trainer.comm)
         trainer.val_check_batch = None
-        self._last_validation = time.monotonic()
+        self._last_validation = monotonic()
         if trainer.val_check_time is None:
             trainer.val_check_batch = batches_between_validations(
                 trainer.val_check_interval,
@@ -224,19 +224,17 @@ class FitLoop:
         """One epoch's batches: the hot path. What can be looked up before is looked up before."""
         trainer, progress, signals = self.trainer, self.trainer.progress, self.trainer.signals
         module, metrics, calls = trainer.lightning_module, trainer.metrics, trainer.calls
-        automatic = module.automatic_optimization
-        run_batch = (AutomaticOptimization if automatic else ManualOptimization)(trainer, calls).run_batch
-        run_batch = profiler_spans(trainer)("run_training_batch", run_batch)
+        automatic, run_batch = module.automatic_optimization, self._batch_runner(calls)
         with_index = takes_batch_idx(module.training_step)
         to_device, has_start_hooks = batch_transfer(trainer, trainer.sources["train"]), calls.has_batch_start
-        on_batch_end, losses = calls.on_train_batch_end, self._watch.losses
+        on_batch_end, clocked, wake_up = calls.on_train_batch_end, calls.clocked_batch_end, 0.0
         validation = ValidationSchedule.build(trainer)
         accumulate, max_batches, max_steps = trainer.accumulate_grad_batches, self.max_batches, self.max_steps
         if not self._ready_for_batches(validation, schedulers):
             return
-        batches, first = self._take_batches(), progress.batch
-        log_every = (1 if trainer.fast_dev_run else trainer.log_every_n_steps) if trainer.loggers else 0
-        quiet_end = self._quiet_until(first, schedulers, validation, log_every)
+        batches = self._take_batches()
+        log_every = self._log_every()
+        quiet_end = self._quiet_until(progress.batch, schedulers, validation, log_every)
         metrics.start_batch(None)
 
         for batch in profiled_reads(trainer, "[_TrainingEpochLoop].train_dataloader_next", batches):
@@ -249,18 +247,17 @@ class FitLoop:
             metrics.batch_size = None
 
             # train on it
-            outputs: Any = None
-            skip_epoch = False
+            outputs, skip_epoch = None, False
             if batch is None:
                 warn_once("the training loader yielded None: this batch is skipped", key="train-batch-none")
             elif has_start_hooks and self._call_batch_start(batch, index):
                 skip_epoch = progress.is_last_batch = last = update = True
             else:
                 outputs = run_batch((batch, index) if with_index else (batch,), index, update)
-                if "loss" in outputs:
-                    losses.append((outputs["loss"], index))
-            progress.batch_trained(update)
-            if not quiet or skip_epoch:
+            if quiet and not skip_epoch:
+                progress.batch = index + 1
+            else:
+                progress.batch_trained(update)
                 schedulers.after_batch(index, update, last)
             if skip_epoch:
                 break
@@ -269,12 +266,19 @@ class FitLoop:
             if metrics.must_sync:
                 metrics.close_step()
             if on_batch_end:
-                progress.in_end_hooks, metrics.current_hook = True, "on_train_batch_end"
+                progress.in_end_hooks, progress.step_uncounted, metrics.current_hook = (
+                    True,
+                    update,
+                    "on_train_batch_end",
+                )
                 for call in on_batch_end:
                     call(outputs, batch, index)
                 progress.in_end_hooks = False
+            if clocked and (not quiet or monotonic() >= wake_up):
+                wake_up = call_clocked(clocked, outputs, batch, index)
             if quiet and not (trainer.should_stop or signals.noted):
-                progress.count_step()
+                progress.batches_that_stepped += 1
+                progress.step_uncounted = False
                 continue
             if metrics.must_sync:
                 metrics.close_step(hooks=True)
@@ -291,10 +295,7 @@ class FitLoop:
             if last or _reached(progress.global_step, max_steps) or self._asked_to_stop():
                 break
             if not quiet:
-                self._watch.look()
                 quiet_end = self._quiet_until(index + 1, schedulers, validation, log_every)
-        metrics.batches_seen += progress.batch - first
-        self._watch.look()
 
     def _quiet_until(
         self, index: int, schedulers: Schedulers, validation: ValidationSchedule, log_every: int
@@ -317,9 +318,18 @@ class FitLoop:
             max_batches=self.max_batches,
             max_steps=self.max_steps,
             log_every=log_every,
-            look_every=LossWatch.LOOK_EVERY,
             validation=validation,
         )
+
+    def _batch_runner(self, calls: Calls) -> RunBatch:
+        automatic = self.trainer.lightning_module.automatic_optimization
+        kind = AutomaticOptimization if automatic else ManualOptimization
+        return profiler_spans(self.trainer)("run_training_batch", kind(self.trainer, calls, self._watch).run_batch)
+
+    def _log_every(self) -> int:
+        """Steps between rows for the loggers; 0 where none are written."""
+        trainer = self.trainer
+        return (1 if trainer.fast_dev_run else trainer.log_every_n_steps) if trainer.loggers else 0
 
     def _log_due(self, log_every: int) -> bool:
         return (self.trainer.progress.batches_that_stepped + 1) % log_every == 0 or self.trainer.should_stop
@@ -384,7 +394,7 @@ class FitLoop:
         self.epoch_loop.val_loop.run()
         trainer.state.stage = RunningStage.TRAINING
         trainer.metrics = training_metrics
-        self._last_validation = time.monotonic()
+        self._last_validation = monotonic()
 
     def _obey(self, request: Request) -> None:
         """Does what a signal asked for, at the end of a batch or an epoch, on all ranks alike."""
@@ -407,6 +417,8 @@ class FitLoop:
     def _end_epoch(self, schedulers: Schedulers) -> None:
         trainer, progress = self.trainer, self.trainer.progress
         metrics, calls = trainer.metrics, trainer.calls
+        self._watch.look()
+        metrics.batches_seen = progress.batch
         metrics.publish()  # the last step's values stay readable
         metrics.close_epoch()
         progress.epochs_processed += 1

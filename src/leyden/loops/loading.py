@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -159,10 +160,11 @@ class Batches:
             self._ahead.append(item)
 
 
-def batch_transfer(trainer: Trainer, source: DataSource) -> Callable[[Any, int], Any]:
+def batch_transfer(trainer: Trainer, source: DataSource) -> Callable[[Any, int], Any] | None:
     """Returns ``transfer(batch, dataloader_idx)``: input conversion, then the three transfer hooks.
 
-    A datamodule's hooks are for the data that come from it.
+    A datamodule's hooks are for the data that come from it. None: there is nothing to do, because this machine has only
+    a CPU, where all batches are.
     """
     strategy, precision, device = trainer.strategy, trainer.precision_plugin, trainer.strategy.root_device
     before = _data_hook(trainer, source, "on_before_batch_transfer")
@@ -171,6 +173,8 @@ def batch_transfer(trainer: Trainer, source: DataSource) -> Callable[[Any, int],
     convert = precision.convert_input if type(precision).convert_input is not Precision.convert_input else None
     own_strategy = type(strategy).batch_to_device is not Strategy.batch_to_device
     if before is move is after is convert is None and not own_strategy:
+        if device.type == "cpu" and not torch.accelerator.is_available():
+            return None
         return _keep_on_cpu if device.type == "cpu" else lambda batch, dataloader_idx: move_to_device(batch, device)
 
     def transfer(batch: Any, dataloader_idx: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ from leyden.strategies.base import Strategy
 from leyden.strategies.precision import Precision
 
 if TYPE_CHECKING:
+    from leyden.loops.watch import LossWatch
     from leyden.trainer.trainer import Trainer
 
-__all__ = ["AutomaticOptimization", "Backward", "ManualOptimization", "takes_batch_idx"]
+__all__ = ["AutomaticOptimization", "Backward", "ManualOptimization", "RunBatch", "takes_batch_idx"]
 
 Outputs = dict[str, Any]
 RunBatch = Callable[[tuple, int, bool], Outputs]  # arguments of training_step, batch_idx, whether the optimizer steps
@@ -116,11 +118,12 @@ class AutomaticOptimization:
         run_batch: Trains on one batch.
     """
 
-    def __init__(self, trainer: Trainer, calls: Calls) -> None:
+    def __init__(self, trainer: Trainer, calls: Calls, watch: LossWatch) -> None:
         module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
         self._trainer = trainer
         self._module = module
         self._calls = calls
+        self._watch = watch
         self._metrics = trainer.metrics
         self._progress = trainer.progress
         self._training_step = profiled_step(trainer, "training_step")
@@ -188,7 +191,7 @@ class AutomaticOptimization:
         if zero and self._zero_early:
             self._optimizer.zero_grad()
         self._metrics.current_hook = "training_step"
-        loss, extra = self._training_step(*args), None
+        loss, extra = self._training_step(*args), _NOTHING
         if type(loss) is not Tensor:
             loss, extra = _loss_of(loss, self._module)
         if zero and not self._zero_early:
@@ -200,6 +203,7 @@ class AutomaticOptimization:
             loss = loss / self._accumulate
         detached = loss.detach()
         self._outputs = {"loss": detached, **extra} if extra else {"loss": detached}
+        self._watch.add(detached, batch_idx)
         if self._plain_backward and loss.requires_grad:
             loss.backward()
         else:
@@ -254,24 +258,25 @@ def _plain_run(optimization: AutomaticOptimization) -> RunBatch:
     metrics, progress, optimizer = optimization._metrics, optimization._progress, optimization._optimizer
     training_step, zero_grad = optimization._training_step, optimization._optimizer.zero_grad
     module, no_loss, backward = optimization._module, optimization._no_loss, optimization._backward
+    watch, wants_outputs = optimization._watch, bool(optimization._calls.on_train_batch_end)
 
     def run(args: tuple, batch_idx: int, update: bool) -> Outputs:
         zero_grad()
         metrics.current_hook = "training_step"
-        loss, extra = training_step(*args), None
+        loss, outputs = training_step(*args), _NOTHING
         if type(loss) is not Tensor:
-            loss, extra = _loss_of(loss, module)
-        outputs = {}
+            loss, outputs = _loss_of(loss, module)
         if loss is None:
             no_loss()
         else:
-            outputs["loss"] = loss.detach()
-            if extra:
-                outputs.update(extra)
             if loss.requires_grad:
                 loss.backward()
             else:
                 backward(loss)  # says what is wrong
+            if wants_outputs:
+                outputs = {"loss": loss.detach(), **outputs} if outputs else {"loss": loss.detach()}
+            if not (loss.is_cpu and math.isfinite(loss.item())):
+                watch.add(loss.detach(), batch_idx)
         optimizer.step()  # looked up each time: schedulers wrap it
         progress.global_step += 1
         return outputs
@@ -279,12 +284,15 @@ def _plain_run(optimization: AutomaticOptimization) -> RunBatch:
     return run
 
 
-def _loss_of(output: Any, module: Any) -> tuple[Tensor | None, Mapping[str, Any] | None]:
+_NOTHING: Outputs = {}  # nobody asked for the outputs, nobody writes to them
+
+
+def _loss_of(output: Any, module: Any) -> tuple[Tensor | None, Outputs]:
     """Splits what training_step returned into the loss and what else it holds."""
     if isinstance(output, Tensor):
-        return output, None
+        return output, _NOTHING
     if output is None:
-        return None, None
+        return None, _NOTHING
     if isinstance(output, Mapping):
         loss = output.get("loss")
         if loss is None:
@@ -307,9 +315,10 @@ def _evaluates_once(optimizer: Any) -> bool:
 class ManualOptimization:
     """Runs batches for a module with ``automatic_optimization = False``: the step does everything itself."""
 
-    def __init__(self, trainer: Trainer, calls: Calls) -> None:
+    def __init__(self, trainer: Trainer, calls: Calls, watch: LossWatch) -> None:
         self._module = trainer.lightning_module
         self._calls = calls
+        self._watch = watch
         self._metrics = trainer.metrics
         self._progress = trainer.progress
         strategy = trainer.strategy
@@ -326,10 +335,14 @@ class ManualOptimization:
         if output is None:
             return {}
         if isinstance(output, Tensor):
-            return {"loss": output.detach()}
+            output = {"loss": output}
         if isinstance(output, Mapping):
             loss = output.get("loss")
-            return {**output, "loss": loss.detach()} if torch.is_tensor(loss) else dict(output)
+            if not torch.is_tensor(loss):
+                return dict(output)
+            loss = loss.detach()
+            self._watch.add(loss, batch_idx)
+            return {**output, "loss": loss}
         raise MisconfigurationException(
             f"{type(self._module).__name__}.training_step returned {type(output).__name__}; with manual optimization "
             "return a tensor, a dict or None"

@@ -108,7 +108,7 @@ class PredictionLoop:
         # Callbacks that write predictions at the epoch's end need them kept even when they are not returned.
         keep = self._return_predictions or any(getattr(c, "needs_epoch_predictions", False) for c in trainer.callbacks)
         for batch, index, loader in batches:
-            batch = to_device(batch, loader)
+            batch = batch if to_device is None else to_device(batch, loader)
             self.current_batch_indices = batch_indices(loaders[loader], index) or []
             if self.current_batch_indices:
                 self.epoch_batch_indices[loader].append(self.current_batch_indices)

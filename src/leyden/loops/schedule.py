@@ -103,7 +103,6 @@ def quiet_until(
     max_batches: int | float,
     max_steps: int,
     log_every: int,
-    look_every: int,
     validation: ValidationSchedule,
 ) -> int | float:
     """The first batch from ``index`` on after which something may be due; before it the loop need not ask.
@@ -116,10 +115,9 @@ def quiet_until(
         max_batches: Of the epoch; its last batch is never quiet.
         max_steps: Of the run; -1: no limit.
         log_every: Steps between rows for the loggers; 0: none are written.
-        look_every: Batches after which losses are looked at.
         validation: Of this epoch.
     """
-    due = [max_batches - 1, index + look_every - 1]
+    due = [max_batches - 1]
     if max_steps != -1:
         due.append(index + max_steps - progress.global_step - 1)
     if log_every:

@@ -19,7 +19,8 @@ __all__ = ["LossWatch", "Request", "StopWatch"]
 class LossWatch:
     """Warns once per run about the first training loss that is NaN or infinite, by its batch.
 
-    Looking at a loss waits for its device, so losses are kept (a few 0-d tensors) and looked at together.
+    Looking at a loss of an accelerator waits for it, so those are kept (a few 0-d tensors) and looked at together. On
+    the CPU there is nothing to wait for, and keeping would cost more than looking.
     """
 
     LOOK_EVERY = 50  # batches
@@ -34,6 +35,12 @@ class LossWatch:
     def start_epoch(self, epoch: int) -> None:
         self.losses.clear()
         self._epoch = epoch
+
+    def add(self, loss: Any, batch: int) -> None:
+        """Takes the (detached) loss of a batch."""
+        self.losses.append((loss, batch))
+        if len(self.losses) >= self.LOOK_EVERY:
+            self.look()
 
     def look(self) -> None:
         """Looks at what was kept since the last time."""
