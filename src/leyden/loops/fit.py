@@ -228,6 +228,7 @@ class FitLoop:
         with_index = takes_batch_idx(module.training_step)
         to_device, has_start_hooks = batch_transfer(trainer, trainer.sources["train"]), calls.has_batch_start
         on_batch_end, clocked, wake_up = calls.on_train_batch_end, calls.clocked_batch_end, 0.0
+        delegated = trainer.strategy.handles_gradient_accumulation
         validation = ValidationSchedule.build(trainer)
         accumulate, max_batches, max_steps = trainer.accumulate_grad_batches, self.max_batches, self.max_steps
         if not self._ready_for_batches(validation, schedulers):
@@ -241,7 +242,7 @@ class FitLoop:
             index = progress.batch
             quiet = index < quiet_end  # an update, not the last, and nothing will be due after it
             last = not quiet and (index + 1 == max_batches or batches.ended)
-            update = quiet or (index + 1) % accumulate == 0 or (last and not self._strategy_accumulates)
+            update = quiet or (index + 1) % accumulate == 0 or (last and not delegated)
             progress.batch_ready, progress.is_last_batch = index + 1, last
             metrics.batch = batch = batch if to_device is None else to_device(batch, 0)
             metrics.batch_size = None
@@ -355,10 +356,6 @@ class FitLoop:
             self._batches = None  # all of them were trained before the checkpoint, and the next epoch needs its own
             return False
         return not (trainer.should_stop and self._may_stop())  # it may have been set in a hook before the first batch
-
-    @property
-    def _strategy_accumulates(self) -> bool:
-        return self.trainer.strategy.handles_gradient_accumulation
 
     def _take_batches(self) -> Batches:
         batches, self._batches = self._batches, None
