@@ -224,11 +224,10 @@ class FitLoop:
         """One epoch's batches: the hot path. What can be looked up before is looked up before."""
         trainer, progress, signals = self.trainer, self.trainer.progress, self.trainer.signals
         module, metrics, calls = trainer.lightning_module, trainer.metrics, trainer.calls
-        automatic, run_batch = module.automatic_optimization, self._batch_runner(calls)
-        with_index = takes_batch_idx(module.training_step)
+        automatic, delegated = module.automatic_optimization, trainer.strategy.handles_gradient_accumulation
+        run_batch, with_index = self._batch_runner(calls), takes_batch_idx(module.training_step)
         to_device, has_start_hooks = batch_transfer(trainer, trainer.sources["train"]), calls.has_batch_start
         on_batch_end, clocked, wake_up = calls.on_train_batch_end, calls.clocked_batch_end, 0.0
-        delegated = trainer.strategy.handles_gradient_accumulation
         validation = ValidationSchedule.build(trainer)
         accumulate, max_batches, max_steps = trainer.accumulate_grad_batches, self.max_batches, self.max_steps
         if not self._ready_for_batches(validation, schedulers):
