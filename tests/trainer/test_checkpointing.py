@@ -499,3 +499,19 @@ def test_killed_run_goes_on_from_last(tmp_path):
     assert out.split("]")[0] == expected.split("]")[0]
     assert out.strip().endswith("last.ckpt")
     assert not [name for name in os.listdir(folder) if not name.endswith(".ckpt")]
+
+
+def test_numpy_numbers_in_hyper_parameters_are_saved_as_python_numbers(tmp_path):
+    class Net(L.LightningModule):
+        def __init__(self, lr):
+            super().__init__()
+            self.save_hyperparameters()
+
+        def forward(self, x):
+            return x
+
+    trainer = L.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.predict(Net(np.float64(0.25)), [torch.zeros(1)])
+    trainer.save_checkpoint(tmp_path / "net.ckpt")
+    lr = Net.load_from_checkpoint(tmp_path / "net.ckpt").hparams.lr
+    assert (type(lr), lr) == (float, 0.25)

@@ -103,7 +103,13 @@ def _add_hparams(checkpoint: dict[str, Any], owner: Any) -> None:
         checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = hparams
         checkpoint[owner.CHECKPOINT_HYPER_PARAMS_TYPE] = type(hparams)
     else:
-        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = dict(hparams)
+        checkpoint[owner.CHECKPOINT_HYPER_PARAMS_KEY] = {name: _plain(value) for name, value in hparams.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A numpy scalar as a Python number: a file that holds one is refused when it is loaded safely."""
+    scalar = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
+    return value.item() if scalar else value
 
 
 def restore_model(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

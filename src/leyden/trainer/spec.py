@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from leyden.base.errors import MisconfigurationException
-from leyden.base.files import is_local
+from leyden.base.files import is_local, local_path
 from leyden.base.log import rank_zero_info, rank_zero_warn
 from leyden.base.registry import did_you_mean
 from leyden.core.callback import Callback, Checkpoint
@@ -314,7 +314,7 @@ def _root(path: Any) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"default_root_dir={path!r} must be a path or a URL.")
     root = os.fspath(path)
-    return os.path.normpath(os.path.expanduser(root)) if is_local(root) else root
+    return os.path.normpath(os.path.expanduser(local_path(root))) if is_local(root) else root
 
 
 def _check_callbacks(callbacks: list[Callback], switches: dict[str, Any], problems: Problems) -> None:
