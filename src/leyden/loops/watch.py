@@ -115,8 +115,8 @@ class StopWatch:
         now = time.monotonic()
         pace = self._batches / max(now - self._since, 1e-6)
         # Every rank measured its own pace; the slowest decides, so that no exchange is late. A few quick batches may
-        # come before slow ones, so the distance at most doubles.
-        wish = max(1, min(self.MOST_BATCHES, 2 * self._batches, int(pace * self.SECONDS)))
+        # come before slow ones, so the distance grows by steps.
+        wish = max(1, min(self.MOST_BATCHES, 4 * self._batches, int(pace * self.SECONDS)))
         flags = torch.tensor([float(self._take()), -float(wish)])
         flags = self._comm.all_reduce(flags, "max", group=self._comm.host_group)
         self._batches, self._next, self._since = 0, int(-flags[1]), now
