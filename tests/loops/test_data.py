@@ -394,7 +394,7 @@ def test_workers_are_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_advice_about_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "suggested_max_num_workers", lambda count: 7)
-    with pytest.warns(PossibleUserWarning, match=r"'test_dataloader' does not have many workers.*num_workers=7"):
+    with pytest.warns(PossibleUserWarning, match=r"'test_dataloader' reads with.*num_workers=7"):
         prepare_loader(DataLoader(range(2)), stage=TEST)
     slow = DataLoader(range(2), num_workers=1, multiprocessing_context="spawn")
     with pytest.warns(UserWarning, match="persistent_workers=True in 'train_dataloader'"):

@@ -364,7 +364,7 @@ def test_step_without_data_and_data_without_step_are_warned_about():
         fit(Linear(), val=loader())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*many workers.*")
+        warnings.filterwarnings("ignore", message=".*training may wait for data.*")
         fit(Validates(), val=loader())
         fit(Linear())
 

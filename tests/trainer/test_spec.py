@@ -506,7 +506,7 @@ def test_loop_limits_as_lightning() -> None:
                             expected = _parse_loop_limits(min_steps, max_steps, min_epochs, max_epochs, Fake)  # pyright: ignore
                         assert result == expected
                         assert [w.category.__name__ for w in ours] == [w.category.__name__ for w in theirs]
-    with pytest.warns(PossibleUserWarning, match="Setting it to 1000 epochs"):
+    with pytest.warns(PossibleUserWarning, match="ends after 1000 epochs"):
         loop_limits(None, None, -1, None, False)
 
 

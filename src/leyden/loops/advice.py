@@ -32,6 +32,6 @@ def advise_on_eval_mode(module: torch.nn.Module) -> None:
     if frozen:
         shown = ", ".join(repr(name) for name in frozen[:3])
         rank_zero_warn(
-            f"{len(frozen)} parts of the module are in eval mode at the start of training ({shown}...): dropout "
-            "and batch norm don't train there. If that is not on purpose, call module.train() before fit"
+            f"training starts with {len(frozen)} parts of the module in eval mode ({shown}...): dropout and batch norm "
+            "behave there as in evaluation. If that is not on purpose, call module.train() before fit"
         )

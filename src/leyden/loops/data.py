@@ -356,8 +356,8 @@ def _advise(loader: Any, name: str, num_processes: int, reload_every_n_epochs: i
         rank_zero_warn(f"Consider persistent_workers=True in '{name}': its spawned workers then start only once.")
     elif loader.num_workers < 2 and upper_bound > 1:
         rank_zero_warn(
-            f"The '{name}' does not have many workers which may be a bottleneck. Consider `num_workers={upper_bound}`"
-            f" in its DataLoader (it has {loader.num_workers}).",
+            f"the '{name}' reads with num_workers={loader.num_workers}: training may wait for data. This machine has"
+            f" room for num_workers={upper_bound} in its DataLoader.",
             category=PossibleUserWarning,
         )
     if loader.persistent_workers and loader.pin_memory and reload_every_n_epochs > 0:

@@ -190,6 +190,6 @@ def _restore_position(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
     """Reads a checkpoint, checks that it is one, and brings old forms up to date."""
-    rank_zero_info(f"Restoring states from the checkpoint path at {path}")
+    rank_zero_info(f"reading the checkpoint {path}")
     checkpoint = trainer.strategy.load_checkpoint(path, weights_only=weights_only)
     return schema.migrate(schema.check(checkpoint, path))

@@ -308,7 +308,8 @@ def loop_limits(
     elif max_epochs is None:
         max_epochs = 1000
         rank_zero_warn(
-            "max_epochs was not set. Setting it to 1000 epochs. To train without a limit, pass max_epochs=-1.",
+            "neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs. Pass max_epochs=-1 "
+            "for no limit.",
             category=PossibleUserWarning,
         )
     if min_epochs is None:
