@@ -234,6 +234,7 @@ class TorchTrainer:
             ),
             storage_options=storage.options,
             use_gpu=scaling.use_gpu,
+            gpus_per_worker=scaling.num_gpus_per_worker or 1.0,
             backend=group.backend,
             timeout_s=group.timeout_s,
             environment={name: str(value) for name, value in self._environment().items()},
