@@ -266,11 +266,8 @@ class FitLoop:
             if metrics.must_sync:
                 metrics.close_step()
             if on_batch_end:
-                progress.in_end_hooks, progress.step_uncounted, metrics.current_hook = (
-                    True,
-                    update,
-                    "on_train_batch_end",
-                )
+                progress.in_end_hooks, progress.step_uncounted = True, update
+                metrics.current_hook = "on_train_batch_end"
                 for call in on_batch_end:
                     call(outputs, batch, index)
                 progress.in_end_hooks = False

@@ -275,8 +275,11 @@ def _plain_run(optimization: AutomaticOptimization) -> RunBatch:
                 backward(loss)  # says what is wrong
             if wants_outputs:
                 outputs = {"loss": loss.detach(), **outputs} if outputs else {"loss": loss.detach()}
-            if not (loss.is_cpu and math.isfinite(loss.item())):
+            if not loss.is_cpu:
                 watch.add(loss.detach(), batch_idx)
+            elif not math.isfinite(loss.item()):
+                watch.add(loss.detach(), batch_idx)
+                watch.look()  # now: the losses that would fill it up are not kept
         optimizer.step()  # looked up each time: schedulers wrap it
         progress.global_step += 1
         return outputs

@@ -28,7 +28,7 @@ class LossWatch:
     __slots__ = ("_epoch", "_warned", "losses")
 
     def __init__(self) -> None:
-        self.losses: list[tuple[Any, int]] = []  # with the batch; the loop appends, what is no tensor is ignored
+        self.losses: list[tuple[Any, int]] = []  # with the batch; what is no tensor is ignored
         self._epoch = 0
         self._warned = False
 
